@@ -1,0 +1,30 @@
+# `make demo` and `make test` each set everything up on a fresh machine, then do their job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: demo test format clean
+
+demo: $(READY)
+	$(BIN)/segprox demo
+
+# One thread per worker: torch's threads spin while they wait, so two workers with two threads each are far slower.
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Pinned versions first, so that nothing newer (and no CUDA build) is pulled in.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage segprox-demo

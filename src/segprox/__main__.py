@@ -1,0 +1,5 @@
+"""`python -m segprox` is `segprox`."""
+
+from segprox.cli import main
+
+main()

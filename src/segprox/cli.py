@@ -1,0 +1,188 @@
+"""The command line: parsing and printing only."""
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import segprox
+from segprox.attacks import ATTACKS, Attack, make_attack
+from segprox.data import DATASETS, Dataset, load_dataset
+from segprox.errors import SegproxError
+from segprox.models import MODELS, Segmenter, load_model
+from segprox.report.picture import draw_outcome
+from segprox.report.table import outcome_table, write_csv
+from segprox.run import Outcome, attack_sample
+
+app = typer.Typer(
+    name="segprox",
+    help="How robust is a semantic segmentation model? Find the smallest change of an image that makes it fail.",
+    epilog="Start with: segprox demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+
+def main() -> None:
+    """Run the command line; bad input is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except SegproxError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        sys.exit(130)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"segprox {segprox.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        str, typer.Option(help="demo-standard, or demo-robust (adversarially trained).")
+    ] = "demo-standard",
+    images: Annotated[int, typer.Option(min=1, help="How many street scenes to attack.")] = 4,
+    attack: Annotated[str, typer.Option(help="See: segprox list attacks.")] = "alma-prox",
+    steps: Annotated[int | None, typer.Option(help="Iterations; the attack's own default if left out.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any other hyper-parameter of the attack; may be repeated."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Make every pixel this class, such as road, instead of just wrong."),
+    ] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures and results.csv.")] = Path(
+        "segprox-demo"
+    ),
+) -> None:
+    """Attack the embedded model on procedural street scenes: a table, and a picture per image.
+
+    Nothing is downloaded. Try: segprox demo --model demo-robust --target road
+    """
+    options: dict[str, object] = _assignments(set_ or [])
+    if steps is not None:
+        options["steps"] = steps
+    chosen = make_attack(attack, **options)
+    segmenter, scenes = load_model(model), load_dataset("demo")
+    goal = None if target is None else _class_index(target, scenes.classes)
+    if images > len(scenes):
+        raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
+    _writable(out_dir)
+    outcomes = _attack_all(segmenter, scenes, images, chosen, goal)
+    for outcome in outcomes:
+        draw_outcome(outcome, scenes.classes, scenes.palette, out_dir / f"{outcome.sample.name}.png")
+    write_csv(outcomes, out_dir / "results.csv")
+    aim = "every pixel wrong" if target is None else f"every pixel {target}"
+    out.print(outcome_table(outcomes, f"{attack} on {model}: {aim}"))
+    out.print(f"Pictures and results.csv are in {out_dir}{'' if str(out_dir).endswith('/') else '/'}", highlight=False)
+
+
+class Listable(StrEnum):
+    """What `segprox list` can list."""
+
+    ATTACKS = "attacks"
+    MODELS = "models"
+    DATASETS = "datasets"
+
+
+@app.command("list")
+def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> None:
+    """List the attacks, models or datasets that can be named in other commands."""
+    table = Table()
+    if what is Listable.ATTACKS:
+        for heading in ("attack", "family", "norm", "paper"):
+            table.add_column(heading, overflow="fold")
+        for name, cls in sorted(ATTACKS.items()):
+            table.add_row(name, cls.family, cls.norm, cls.paper)
+    elif what is Listable.MODELS:
+        for heading in ("model", "parameters"):
+            table.add_column(heading)
+        for name in sorted(MODELS):
+            table.add_row(name, f"{sum(p.numel() for p in load_model(name).parameters()):,}")
+    else:
+        for heading in ("dataset", "images", "classes"):
+            table.add_column(heading, overflow="fold")
+        for name in sorted(DATASETS):
+            dataset = load_dataset(name)
+            table.add_row(name, str(len(dataset)), ", ".join(dataset.classes))
+    out.print(table)
+
+
+class _Rate(ProgressColumn):
+    """Steps per second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("- steps/s" if speed is None else f"{speed:.1f} steps/s", style="progress.data.speed")
+
+
+def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, target: int | None) -> list[Outcome]:
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out,
+    )  # fmt: skip
+    outcomes = []
+    with bar:
+        task = bar.add_task("attacking", total=count * getattr(attack, "steps", 1))
+        for i in range(count):
+            sample = data[i]
+            bar.update(task, description=f"attacking {sample.name} ({i + 1}/{count})")
+            outcomes.append(
+                attack_sample(
+                    model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
+                )
+            )
+    return outcomes
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, object]:
+    pairs: dict[str, object] = {}
+    for text in texts:
+        field, equals, value = text.partition("=")
+        if not equals or not field:
+            raise SegproxError(f"--set takes FIELD=VALUE, such as step_size=0.01, but got {text!r}")
+        pairs[field.strip()] = value.strip()
+    return pairs
+
+
+def _class_index(name: str, classes: Sequence[str]) -> int:
+    if name in classes:
+        return list(classes).index(name)
+    if name.isdecimal() and int(name) < len(classes):
+        return int(name)
+    raise SegproxError(f"there is no class {name!r}; the classes are: {', '.join(classes)}")
+
+
+def _writable(folder: Path) -> None:
+    """Find out before an attack, not after it, that nothing can be written."""
+    probe = folder / ".segprox-write-test"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SegproxError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None

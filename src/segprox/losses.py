@@ -1,0 +1,129 @@
+"""Per-pixel losses with gradients in closed form.
+
+Each function returns the values and a `pullback`: given a weight per pixel `w` `[B, H, W]`, the gradient of
+`sum(w * values)` with respect to the logits `[B, K, H, W]`. No autograd graph is built over the loss, so the memory of
+an attack is the model's own.
+
+As constraints (paper, equation 3) the values of `margin` and `dlr_plus` are positive while the attack has not reached
+its goal at a pixel and negative once it has, targeted or not.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Pullback = Callable[[Tensor], Tensor]
+SMALLEST_RANGE = 1e-8  # the least value of DLR's normaliser, for pixels whose logits are all equal
+
+
+class Loss(NamedTuple):
+    """Values `[B, H, W]` and the pullback of weights on them."""
+
+    values: Tensor
+    pullback: Pullback
+
+
+def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
+    """Difference of logits: `z_y - max_{j != y} z_j` untargeted, its negative targeted; plus `tolerance`.
+
+    Args:
+        logits: z, `[B, K, H, W]` with K >= 2.
+        labels: y or t, `[B, H, W]`, valid classes everywhere.
+        targeted: whether `labels` are wanted rather than true.
+        tolerance: epsilon; added last, so it tightens the constraint `values <= 0` in both modes.
+    """
+    sign = -1.0 if targeted else 1.0
+    first, second = _largest(logits, 2)
+    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    other = _largest_other(own, first, second)
+
+    def pullback(weights: Tensor) -> Tensor:
+        return _margin_gradient(logits, labels, other, sign * weights)
+
+    return Loss((own - other).mul_(sign).add_(tolerance), pullback)
+
+
+def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
+    """DLR+ (paper, section 3): the margin over the range of the leading logits; invariant to their scale.
+
+    Untargeted `(z_y - max_{j != y} z_j) / (z_(1) - z_(3)) + tolerance`, with `z_(i)` the i-th largest logit; targeted,
+    the negative margin over `z_(1) - (z_(3) + z_(4)) / 2`, plus the tolerance.
+
+    With few classes some of these do not exist. With three, the fourth largest is taken to be the third. With two, the
+    third (and fourth) is taken to lie one unit below the second, which makes DLR+ `m / (1 + |m|)` of the margin m.
+
+    Arguments as for `margin`.
+    """
+    sign = -1.0 if targeted else 1.0
+    ranked = _largest(logits, 4 if targeted else 3)
+    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    other = _largest_other(own, ranked[0], ranked[1])
+    lows = _low_ends(ranked, 2 if targeted else 1)
+    width = ranked[0].clone()
+    for low in lows:
+        width.sub_(low.value, alpha=1 / len(lows))
+    width.add_(lows[0].offset).clamp_(min=SMALLEST_RANGE)
+    ratio = (own - other).mul_(sign).div_(width)
+
+    def pullback(weights: Tensor) -> Tensor:
+        per_width = weights / width
+        gradient = _margin_gradient(logits, labels, other, sign * per_width)
+        # d(ratio)/d(width) = -ratio / width, and the width grows with its high end and falls with its low ends
+        through_width = per_width.mul_(ratio).unsqueeze(1)
+        equal = torch.eq(logits, ranked[0].unsqueeze(1), out=torch.empty_like(logits))
+        gradient.addcmul_(equal, through_width, value=-1)
+        for low in lows:
+            torch.eq(logits, low.value.unsqueeze(1), out=equal)
+            gradient.addcmul_(equal, through_width, value=1 / len(lows))
+        return gradient
+
+    return Loss(ratio + tolerance, pullback)
+
+
+def dlr(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Loss:
+    """The difference-of-logits-ratio loss, which attacks maximise: the negative of `dlr_plus` without tolerance."""
+    values, pullback = dlr_plus(logits, labels, targeted=targeted)
+    return Loss(values.neg_(), lambda weights: pullback(-weights))
+
+
+class _LowEnd(NamedTuple):
+    value: Tensor  # a logit of each pixel, [B, H, W]
+    offset: float  # how far below it the low end of the normaliser lies
+
+
+def _low_ends(ranked: list[Tensor], count: int) -> list[_LowEnd]:
+    """The third largest logit, or the third and fourth, with stand-ins where the model has too few classes."""
+    if len(ranked) == 2:
+        return [_LowEnd(ranked[1], 1.0)] * count
+    return [_LowEnd(ranked[min(2 + i, len(ranked) - 1)], 0.0) for i in range(count)]
+
+
+def _largest(logits: Tensor, count: int) -> list[Tensor]:
+    """The `count` largest logits of each pixel (or all K if fewer), largest first, each `[B, H, W]`.
+
+    Insertion by minima and maxima, one class plane after the other: vectorised, unlike topk over a strided axis.
+    """
+    planes = logits.unbind(1)
+    ranked = [planes[0].clone()]
+    for plane in planes[1:]:
+        for value in ranked:
+            lower = torch.minimum(value, plane)
+            torch.maximum(value, plane, out=value)
+            plane = lower
+        if len(ranked) < count:
+            ranked.append(plane)
+    return ranked
+
+
+def _largest_other(own: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The largest logit of another class: the second largest where the label's own is the largest."""
+    return torch.where(own == first, second, first)
+
+
+def _margin_gradient(logits: Tensor, labels: Tensor, other: Tensor, weights: Tensor) -> Tensor:
+    """Gradient of `sum(weights * (z_y - z_other))`: `weights` at the label, `-weights` where a logit equals `other`."""
+    equal = torch.eq(logits, other.unsqueeze(1), out=torch.empty_like(logits))
+    gradient = equal.mul_(-weights.unsqueeze(1))
+    return gradient.scatter_(1, labels.unsqueeze(1), weights.unsqueeze(1))

@@ -1,0 +1,189 @@
+"""The one thing attacks see of a model: images in [0, 1] in, logits at the images' size out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segprox.errors import SegproxError
+from segprox.problem import check_range
+
+OutputKind = Literal["logits", "probabilities"]
+SUM_TOLERANCE = 1e-3  # how far from 1 the sum of a softmax may be, in half precision
+
+
+class Segmenter(nn.Module):
+    """Any segmentation network, seen as float images `[B, C, H, W]` in [0, 1] to logits `[B, K, H, W]`.
+
+    The network is used in place: it is put into eval mode and its parameters are frozen (see `restored`). It may return
+    a tensor, a tuple or list (its first entry), a dict with `out` or `logits`, or an object with `.logits`.
+
+    Args:
+        model: the network.
+        mean, std: normalisation per channel, in the units the network was trained with (after `scale_255`).
+        bgr: the network expects blue first.
+        scale_255: the network expects values in 0..255.
+        classes: keep these channels of the output only, in this order.
+        binary: the network has one output channel, the logit (or probability) of class 1; it is seen as two logits.
+        output: what the network returns. Probabilities are turned into logits by a logarithm.
+
+    Example:
+        >>> import torch, segprox
+        >>> network = torch.nn.Conv2d(3, 5, kernel_size=3, stride=2, padding=1)
+        >>> segmenter = segprox.Segmenter(network, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+        >>> segmenter(torch.rand(1, 3, 32, 64)).shape
+        torch.Size([1, 5, 32, 64])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        bgr: bool = False,
+        scale_255: bool = False,
+        classes: Sequence[int] | None = None,
+        binary: bool = False,
+        output: OutputKind = "logits",
+    ) -> None:
+        super().__init__()
+        if any(value <= 0 for value in std):
+            raise SegproxError(f"std must be positive but is {list(std)}")
+        if output not in ("logits", "probabilities"):
+            raise SegproxError(f"output must be 'logits' or 'probabilities' but is {output!r}")
+        self.model = model
+        like = next(model.parameters(), torch.empty(0))
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        # Kept out of the state dict: they describe how the network is fed, they are not weights.
+        self.register_buffer("mean", torch.tensor(mean, dtype=dtype, device=like.device).view(-1, 1, 1), False)
+        self.register_buffer("std", torch.tensor(std, dtype=dtype, device=like.device).view(-1, 1, 1), False)
+        self.bgr, self.scale_255, self.binary, self.output = bgr, scale_255, binary, output
+        self.classes = None if classes is None else list(classes)
+        self._plain = not bgr and not scale_255 and tuple(mean) == (0.0,) and tuple(std) == (1.0,)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> "Segmenter":
+        """Stay in eval mode, whatever is asked: a robustness figure of a network in train mode is meaningless."""
+        return super().train(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return self.mean.device
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[B, K, H, W]` of images `[B, C, H, W]`, with every check of the input and the output."""
+        check_range(images)
+        if any(module.training for module in self.modules()):  # someone called train() on the network itself
+            self.eval()
+        logits = self.logits(images)
+        self._check_output(logits.detach())
+        return logits
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Like `forward` without looking at values, hence without waiting for the device: for attack loops."""
+        outputs = self._unwrap(self.model(self._prepare(images)))
+        outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        if self.classes is not None:
+            if max(self.classes) >= outputs.shape[1]:
+                raise SegproxError(f"classes {self.classes} do not fit a model with {outputs.shape[1]} output channels")
+            outputs = outputs[:, self.classes]
+        outputs = self._resize(self._as_logits(outputs), images.shape[2:])
+        if outputs.shape[1] < 2:
+            raise SegproxError(
+                "the model has one output channel; pass binary=True if it is the logit of the foreground class"
+            )
+        return outputs
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        images = images.to(self.mean.dtype)
+        if self._plain:
+            return images
+        if self.bgr:
+            images = images.flip(1)
+        if self.scale_255:
+            images = images * 255
+        return (images - self.mean) / self.std
+
+    @staticmethod
+    def _unwrap(outputs: Any) -> Tensor:
+        if isinstance(outputs, dict):
+            outputs = outputs.get("out", outputs.get("logits"))
+        elif isinstance(outputs, (tuple, list)) and outputs:
+            outputs = outputs[0]
+        elif hasattr(outputs, "logits"):
+            outputs = outputs.logits
+        if not isinstance(outputs, Tensor) or outputs.ndim != 4:
+            found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise SegproxError(
+                "the model must return logits [batch, classes, height, width], as a tensor, first of a tuple, "
+                f"'out' or 'logits' of a dict, or .logits of an object, but returned {found}"
+            )
+        return outputs
+
+    def _as_logits(self, outputs: Tensor) -> Tensor:
+        if self.binary:
+            if outputs.shape[1] != 1:
+                raise SegproxError(f"binary=True needs one output channel but the model has {outputs.shape[1]}")
+            # softmax of (0, z) is (1 - sigmoid(z), sigmoid(z))
+            other = 1 - outputs if self.output == "probabilities" else torch.zeros_like(outputs)
+            outputs = torch.cat([other, outputs], dim=1)
+        if self.output == "probabilities":
+            outputs = outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log()
+        return outputs
+
+    @staticmethod
+    def _resize(logits: Tensor, size: torch.Size) -> Tensor:
+        if logits.shape[2:] == size:
+            return logits
+        height, width = logits.shape[2:]
+        # A coarser grid must still be the same picture: the sides may differ by the rounding of a stride, no more.
+        if height > size[0] or width > size[1] or abs(height * size[1] - width * size[0]) > max(size):
+            raise SegproxError(
+                f"the model's output is {height}x{width} for a {size[0]}x{size[1]} image: not a smaller version of it"
+            )
+        return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
+
+    def _check_output(self, logits: Tensor) -> None:
+        if self.output == "logits" and not self.binary and _looks_like_probabilities(logits):
+            raise SegproxError(
+                "the model seems to return probabilities (all in [0, 1] and summing to 1), which hide gradients; "
+                "return logits, or pass output='probabilities'"
+            )
+        if self.output == "logits" and self.binary and _looks_like_probability(logits[:, 1]):
+            raise SegproxError(
+                "the model's one channel seems to be a probability (all in [0, 1]); "
+                "return its logit, or pass output='probabilities'"
+            )
+
+
+def _looks_like_probabilities(values: Tensor) -> bool:
+    inside = (values >= 0).all() & (values <= 1 + SUM_TOLERANCE).all()
+    return bool(inside & ((values.sum(1) - 1).abs() <= SUM_TOLERANCE).all())
+
+
+def _looks_like_probability(values: Tensor) -> bool:
+    # A logit head on real images is nearly never within [0, 1] everywhere; an all-zero one is not a sigmoid's output.
+    return bool((values >= 0).all() & (values <= 1).all() & (values > 0).any())
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Put train/eval modes and `requires_grad` of `model` back as they were when the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, requires_grad in grads:
+            parameter.requires_grad_(requires_grad)

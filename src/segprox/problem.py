@@ -1,0 +1,159 @@
+"""What an attack is to achieve for a batch of images, and when it has achieved it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segprox.errors import SegproxError
+
+RANGE_TOLERANCE = 1e-5  # float rounding of a resize or a normalise/denormalise round trip
+
+
+def check_range(images: Tensor) -> None:
+    """Refuse images that are not floats in [0, 1], with some tolerance for rounding."""
+    if not images.is_floating_point():
+        raise SegproxError(f"images must be floats in [0, 1] but are {images.dtype}; convert them and divide by 255")
+    if images.numel() == 0:
+        return
+    low, high = (value.item() for value in images.detach().aminmax())
+    if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):  # also true for NaN
+        raise SegproxError(
+            f"images must lie in [0, 1] but reach from {low:.4g} to {high:.4g}; "
+            "divide 8-bit images by 255 and leave normalisation to the Segmenter"
+        )
+
+
+def predictions(logits: Tensor) -> Tensor:
+    """The class of each pixel, `[B, K, H, W]` to `[B, H, W]`: the first largest logit, or K where a logit is NaN.
+
+    The same as `logits.argmax(1)` but for NaN. On CPUs argmax over a strided axis is slow (a tenth of a small network's
+    forward and backward); comparing with the maximum and ranking by class is vectorised.
+    """
+    num_classes = logits.shape[1]
+    rank = torch.arange(num_classes, 0, -1, device=logits.device, dtype=logits.dtype).view(-1, 1, 1)
+    is_largest = torch.eq(logits, logits.amax(1, keepdim=True), out=torch.empty_like(logits))
+    return num_classes - is_largest.mul_(rank).amax(1).long()
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Images, what their pixels are or shall become, and which pixels count.
+
+    Build one with `Problem.build`. `labels` are true labels (the attack wants every counted pixel to be anything else)
+    or, when `targeted`, the labels the attack wants to see.
+
+    Example:
+        >>> import torch, segprox
+        >>> labels = torch.tensor([[[0, 1], [1, 255]]])
+        >>> problem = segprox.Problem.build(torch.rand(1, 3, 2, 2), labels)
+        >>> problem.mask.tolist()
+        [[[True, True], [True, False]]]
+        >>> always_zero = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1).expand(1, 2, 2, 2)
+        >>> [round(rate, 3) for rate in problem.apsr(always_zero).tolist()]  # two of the three counted pixels are wrong
+        [0.667]
+    """
+
+    images: Tensor  # x: float [B, C, H, W] in [0, 1]
+    labels: Tensor  # y or t: int64 [B, H, W]; 0 where masked, so that it can index logits
+    mask: Tensor  # m: bool [B, H, W], the pixels that count
+    targeted: bool = False
+    threshold: float = 0.99  # nu: the share of counted pixels that makes a success
+
+    @classmethod
+    def build(
+        cls,
+        images: Tensor,
+        labels: Tensor | None = None,
+        *,
+        target: Tensor | int | None = None,
+        ignore: Iterable[int] = (255,),
+        mask: Tensor | None = None,
+        threshold: float = 0.99,
+    ) -> "Problem":
+        """Check the input and work out the mask.
+
+        Args:
+            images: floats in [0, 1], `[B, C, H, W]`.
+            labels: true labels, `[B, H, W]`; may be left out when there is a target.
+            target: a class for the whole image, or a label map `[B, H, W]` (or `[H, W]` for all images). Pixels whose
+                true label is to be ignored stay masked, and so do pixels that the target map marks to be ignored.
+            ignore: label values of pixels that do not count.
+            mask: True where a pixel counts; combined with `ignore`.
+            threshold: nu, the share of counted pixels that must be wrong (or on target) for a success.
+        """
+        if images.ndim != 4:
+            raise SegproxError(f"images must have shape [batch, channels, height, width] but have {list(images.shape)}")
+        check_range(images)
+        if not 0 < threshold <= 1:
+            raise SegproxError(f"threshold must lie in (0, 1] but is {threshold}")
+        if labels is None and target is None:
+            raise SegproxError("an attack needs labels (to make them wrong) or a target (to reach it)")
+        size = (len(images), *images.shape[2:])
+        ignored = tuple(ignore)
+        counted = torch.ones(size, dtype=torch.bool, device=images.device)
+        for name, value in (("mask", mask), ("labels", labels), ("target", target)):
+            if not isinstance(value, Tensor):
+                continue
+            plane = _plane(name, value, size, images.device)
+            counted &= plane.bool() if name == "mask" else ~_is_any(plane, ignored)
+        wanted: Tensor | int | None = labels if target is None else target
+        if isinstance(wanted, int):
+            wanted = torch.full(size, wanted, device=images.device)
+        assert wanted is not None
+        wanted = _plane("labels", wanted, size, images.device).long()
+        return cls(
+            images=images.detach().clamp(0, 1),
+            labels=torch.where(counted, wanted, 0),
+            mask=counted,
+            targeted=target is not None,
+            threshold=threshold,
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuse labels that the model cannot output."""
+        if self.labels.numel() == 0:
+            return
+        low, high = (int(value) for value in self.labels.aminmax())
+        if low < 0 or high >= num_classes:
+            kind = "target" if self.targeted else "label"
+            raise SegproxError(
+                f"{kind} {low if low < 0 else high} is not one of the model's {num_classes} classes "
+                f"(0 to {num_classes - 1}); if it marks pixels that do not count, add it to ignore"
+            )
+
+    def satisfied(self, logits: Tensor) -> Tensor:
+        """Which pixels are as the attack wants them, `[B, K, H, W]` to bool `[B, H, W]`; never masked or NaN ones."""
+        predicted = predictions(logits)
+        if self.targeted:
+            return (predicted == self.labels) & self.mask
+        return (predicted != self.labels) & (predicted < logits.shape[1]) & self.mask
+
+    def apsr(self, logits: Tensor) -> Tensor:
+        """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel counts."""
+        return self.rate(self.satisfied(logits))
+
+    def rate(self, pixels: Tensor) -> Tensor:
+        """The share of counted pixels among which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`."""
+        counted = self.mask.flatten(1).sum(1)
+        return (pixels & self.mask).flatten(1).sum(1).double() / counted.clamp(min=1)
+
+    def succeeded(self, apsr: Tensor) -> Tensor:
+        """Which images are successes at this APSR, bool `[B]`; an image without counted pixels never is one."""
+        return (apsr >= self.threshold) & self.mask.flatten(1).any(1)
+
+
+def _plane(name: str, value: Tensor, size: tuple[int, ...], device: torch.device) -> Tensor:
+    if value.is_floating_point():
+        raise SegproxError(f"{name} must hold whole numbers, one per pixel, but is {value.dtype}")
+    if tuple(value.shape) not in (size, size[1:]):
+        raise SegproxError(f"{name} must have shape {list(size)}, like the images, but has {list(value.shape)}")
+    return value.to(device).expand(size)
+
+
+def _is_any(plane: Tensor, values: tuple[int, ...]) -> Tensor:
+    return torch.isin(plane.long(), torch.tensor(values, dtype=torch.long, device=plane.device))

@@ -1,0 +1,57 @@
+"""Outcomes as a table, on the screen and in a file."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from segprox.run import Outcome
+
+FAILED_NORM = 1.0  # the paper counts a failed attack as a perturbation of 255/255
+
+
+def counted_norm(outcome: Outcome) -> float:
+    """The linf norm that goes into medians."""
+    return outcome.linf if outcome.success else FAILED_NORM
+
+
+def outcome_table(outcomes: Sequence[Outcome], title: str) -> Table:
+    """A line per image and the medians."""
+    failures = sum(not outcome.success for outcome in outcomes)
+    note = f"{failures} failed: counted as 255 in the median of linf x 255" if failures else None
+    table = Table(title=title, caption=note, title_justify="left", caption_justify="left", show_footer=True)
+    columns: dict[str, Sequence[float]] = {
+        "clean acc.": [outcome.clean_accuracy for outcome in outcomes],
+        "APSR": [outcome.apsr for outcome in outcomes],
+        "linf x 255": [outcome.linf * 255 for outcome in outcomes],
+        "l2": [outcome.l2 for outcome in outcomes],
+        "forwards": [outcome.forwards for outcome in outcomes],
+        "seconds": [outcome.seconds for outcome in outcomes],
+    }
+    medians = columns | {"linf x 255": [counted_norm(outcome) * 255 for outcome in outcomes]}
+    table.add_column("image", footer="median", no_wrap=True)
+    for name, values in medians.items():
+        table.add_column(name, footer=_format(name, median(values)), justify="right", no_wrap=True)
+    table.add_column("success", footer=f"{len(outcomes) - failures}/{len(outcomes)}", justify="right")
+    for i, outcome in enumerate(outcomes):
+        cells = [_format(name, values[i]) for name, values in columns.items()]
+        table.add_row(outcome.sample.name, *cells, "yes" if outcome.success else "[red]no[/red]")
+    return table
+
+
+def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
+    """The same lines, unrounded, for other programs."""
+    names = ("clean_accuracy", "apsr", "success", "linf", "l2", "forwards", "backwards", "seconds")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("image", *names))
+        for outcome in outcomes:
+            writer.writerow((outcome.sample.name, *(getattr(outcome, name) for name in names)))
+
+
+def _format(name: str, value: float) -> str:
+    if name in ("clean acc.", "APSR"):
+        return f"{value:.2%}"
+    return f"{value:.0f}" if name == "forwards" else f"{value:.2f}"

@@ -1,0 +1,69 @@
+"""One sample attacked, with everything a table or a picture of it needs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segprox.attacks import Attack, Callback
+from segprox.data import Sample
+from segprox.models import Segmenter
+from segprox.norms import distance
+from segprox.problem import Problem, predictions
+from segprox.tracker import Attacked
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an attack did to one sample; tensors without a batch axis."""
+
+    sample: Sample
+    image: Tensor  # the adversarial image, [3, H, W]
+    clean_prediction: Tensor  # [H, W]
+    prediction: Tensor  # of the adversarial image, [H, W]
+    clean_accuracy: float  # share of counted pixels
+    apsr: float
+    success: bool
+    linf: float
+    l2: float
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+def attack_sample(
+    model: Segmenter,
+    sample: Sample,
+    attack: Attack,
+    *,
+    ignore: tuple[int, ...] = (255,),
+    target: Tensor | int | None = None,
+    threshold: float = 0.99,
+    callback: Callback | None = None,
+) -> Outcome:
+    """Attack one sample and look at the prediction before and after."""
+    images, labels = sample.image[None].to(model.device), sample.label[None].to(model.device)
+    problem = Problem.build(images, labels, target=target, ignore=ignore, threshold=threshold)
+    truth = Problem.build(images, labels, ignore=ignore)
+    found = attack.run(model, problem, callback)
+    with torch.no_grad():
+        clean, adversarial = model(problem.images), model(found.images)
+    return _outcome(sample, found, 1 - truth.apsr(clean).item(), predictions(clean)[0], predictions(adversarial)[0])
+
+
+def _outcome(sample: Sample, found: Attacked, accuracy: float, clean: Tensor, adversarial: Tensor) -> Outcome:
+    difference = found.images.cpu() - sample.image[None]
+    return Outcome(
+        sample=sample,
+        image=found.images[0].cpu(),
+        clean_prediction=clean.cpu(),
+        prediction=adversarial.cpu(),
+        clean_accuracy=accuracy,
+        apsr=found.apsr.item(),
+        success=bool(found.success),
+        linf=distance(difference, "linf").item(),
+        l2=distance(difference, "l2").item(),
+        forwards=int(found.forwards),
+        backwards=int(found.backwards),
+        seconds=found.seconds,
+    )
