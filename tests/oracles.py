@@ -24,12 +24,13 @@ def channels_as_logits(num_classes: int, scale: float = 7.0) -> Segmenter:
 
 
 def random_linear(num_classes: int, channels: int, seed: int = 0) -> Segmenter:
-    generator = torch.Generator().manual_seed(seed)
-    return Segmenter(Linear(torch.randn(num_classes, channels, generator=generator)))
+    """Random weights; at mid-grey all logits are 0, so that small changes around it decide."""
+    weight = torch.randn(num_classes, channels, generator=torch.Generator().manual_seed(seed))
+    return Segmenter(Linear(weight, -0.5 * weight.sum(1)))
 
 
 def smallest_untargeted(model: Segmenter, images: Tensor, labels: Tensor) -> Tensor:
-    """Per pixel, the least linf perturbation that gives another class the largest logit (the box not being in the way)."""
+    """Per pixel, the least linf perturbation that makes another class's logit the largest (away from the box)."""
     weight = model.model.weight
     logits = model(images)
     own = logits.gather(1, labels[:, None])
@@ -56,8 +57,8 @@ def smallest_norm(sizes: Tensor, mask: Tensor, threshold: float) -> Tensor:
 def prox_by_sorting(point: Tensor, step: Tensor, lower: Tensor, upper: Tensor, metric: Tensor) -> Tensor:
     """The proximity operator of step * linf + box, by walking through the sorted sizes; float64, any batch.
 
-    The derivative of the objective in beta is step - sum over {size > beta} of metric * (|point| - beta): between two sizes it is
-    linear, so the root lies where a segment crosses zero, or at a size where it jumps across.
+    The derivative of the objective in beta is step - sum over {size > beta} of metric * (|point| - beta): between two
+    sizes it is linear, so the root lies where a segment crosses zero, or at a size where it jumps across.
     """
     result = []
     for p, s, lo, hi, h in zip(*(t.double().flatten(1) for t in (point, step[:, None], lower, upper, metric))):

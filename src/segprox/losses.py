@@ -51,8 +51,8 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
     Untargeted `(z_y - max_{j != y} z_j) / (z_(1) - z_(3)) + tolerance`, with `z_(i)` the i-th largest logit; targeted,
     the negative margin over `z_(1) - (z_(3) + z_(4)) / 2`, plus the tolerance.
 
-    With few classes some of these do not exist. With three, the fourth largest is taken to be the third. With two, the
-    third (and fourth) is taken to lie one unit below the second, which makes DLR+ `m / (1 + |m|)` of the margin m.
+    With two or three classes some of these do not exist; they are taken to lie one unit below the smallest logit. With
+    two classes DLR+ then is `m / (1 + |m|)` of the margin m.
 
     Arguments as for `margin`.
     """
@@ -63,8 +63,8 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
     lows = _low_ends(ranked, 2 if targeted else 1)
     width = ranked[0].clone()
     for low in lows:
-        width.sub_(low.value, alpha=1 / len(lows))
-    width.add_(lows[0].offset).clamp_(min=SMALLEST_RANGE)
+        width.sub_(low.value - low.below, alpha=1 / len(lows))
+    width.clamp_(min=SMALLEST_RANGE)
     ratio = (own - other).mul_(sign).div_(width)
 
     def pullback(weights: Tensor) -> Tensor:
@@ -90,14 +90,13 @@ def dlr(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Loss:
 
 class _LowEnd(NamedTuple):
     value: Tensor  # a logit of each pixel, [B, H, W]
-    offset: float  # how far below it the low end of the normaliser lies
+    below: float  # how far below it the low end of the normaliser lies
 
 
 def _low_ends(ranked: list[Tensor], count: int) -> list[_LowEnd]:
     """The third largest logit, or the third and fourth, with stand-ins where the model has too few classes."""
-    if len(ranked) == 2:
-        return [_LowEnd(ranked[1], 1.0)] * count
-    return [_LowEnd(ranked[min(2 + i, len(ranked) - 1)], 0.0) for i in range(count)]
+    real = [_LowEnd(value, 0.0) for value in ranked[2 : 2 + count]]
+    return real + [_LowEnd(ranked[-1], 1.0)] * (count - len(real))
 
 
 def _largest(logits: Tensor, count: int) -> list[Tensor]:

@@ -153,6 +153,8 @@ class Segmenter(nn.Module):
         return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
     def _check_output(self, logits: Tensor) -> None:
+        if logits.numel() == 0:
+            return
         if self.output == "logits" and not self.binary and _looks_like_probabilities(logits):
             raise SegproxError(
                 "the model seems to return probabilities (all in [0, 1] and summing to 1), which hide gradients; "
