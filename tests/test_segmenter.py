@@ -86,6 +86,13 @@ def test_one_probability_becomes_two_logits_when_told():
     torch.testing.assert_close(logits.softmax(1)[:, 1:], model(IMAGES))
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_what_looks_like_probabilities_passes_when_said_to_be_logits(channels):
+    model = Returns(lambda z: z.softmax(1) if channels > 1 else z.sigmoid(), channels)
+    logits = Segmenter(model, binary=channels == 1, output="logits")(IMAGES)
+    torch.testing.assert_close(logits[:, -channels:], model(IMAGES))
+
+
 def test_parameters_are_frozen_and_gradients_reach_the_images():
     segmenter = Segmenter(Returns(lambda z: z))
     images = IMAGES.clone().requires_grad_()

@@ -94,7 +94,7 @@ class Tracker:
         if images.device.type == "cpu" and len(images) > 1:
             # CPU kernels are chosen by the size of the batch and round differently. One image at a time costs nothing
             # there and makes results independent of the batch, bit for bit.
-            outputs = torch.cat([model(image) for image in images.split(1)])
+            outputs = torch.cat([model(image[None]) for image in images])
         else:
             outputs = model(images)
         if not self._checked:

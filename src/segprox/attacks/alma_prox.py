@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -66,6 +66,12 @@ class AlmaProx(Attack):
     metric_floor: Annotated[float, Field(gt=0, description="epsilon of the metric H")] = 1e-8
     prox_precision: Annotated[float, Field(gt=0, description="absolute precision of the proximity operator")] = 1e-5
     derivative: Annotated[Derivative, Field(description="of the penalty: exact, or as in the authors' code")] = "exact"
+
+    @model_validator(mode="after")
+    def _check(self) -> "AlmaProx":
+        if self.multiplier_min > self.multiplier_max:
+            raise ValueError("multiplier_min must not exceed multiplier_max")
+        return self
 
     def run(self, model: Segmenter, problem: Problem, callback: Callback | None = None) -> Attacked:
         """Attack every image of the batch; see the class for the algorithm."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn import functional
 from segprox.errors import SegproxError
 from segprox.problem import check_range
 
-OutputKind = Literal["logits", "probabilities"]
+OutputKind = Literal["auto", "logits", "probabilities"]
 SUM_TOLERANCE = 1e-3  # how far from 1 the sum of a softmax may be, in half precision
 
 
@@ -28,7 +28,8 @@ class Segmenter(nn.Module):
         scale_255: the network expects values in 0..255.
         classes: keep these channels of the output only, in this order.
         binary: the network has one output channel, the logit (or probability) of class 1; it is seen as two logits.
-        output: what the network returns. Probabilities are turned into logits by a logarithm.
+        output: what the network returns: `logits`; `probabilities`, which are turned into logits by a logarithm; or
+            `auto`, logits too, but refused if they look like probabilities.
 
     Example:
         >>> import torch, segprox
@@ -51,13 +52,13 @@ class Segmenter(nn.Module):
         scale_255: bool = False,
         classes: Sequence[int] | None = None,
         binary: bool = False,
-        output: OutputKind = "logits",
+        output: OutputKind = "auto",
     ) -> None:
         super().__init__()
         if any(value <= 0 for value in std):
             raise SegproxError(f"std must be positive but is {list(std)}")
-        if output not in ("logits", "probabilities"):
-            raise SegproxError(f"output must be 'logits' or 'probabilities' but is {output!r}")
+        if output not in get_args(OutputKind):
+            raise SegproxError(f"output must be one of {', '.join(get_args(OutputKind))} but is {output!r}")
         self.model = model
         like = next(model.parameters(), torch.empty(0))
         dtype = like.dtype if like.is_floating_point() else torch.float32
@@ -153,28 +154,27 @@ class Segmenter(nn.Module):
         return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
     def _check_output(self, logits: Tensor) -> None:
-        if logits.numel() == 0:
+        if self.output != "auto" or logits.numel() == 0:
             return
-        if self.output == "logits" and not self.binary and _looks_like_probabilities(logits):
+        if not self.binary and _looks_like_probabilities(logits):
             raise SegproxError(
                 "the model seems to return probabilities (all in [0, 1] and summing to 1), which hide gradients; "
                 "return logits, or pass output='probabilities'"
             )
-        if self.output == "logits" and self.binary and _looks_like_probability(logits[:, 1]):
+        if self.binary and _within_unit_interval(logits[:, 1]):  # a logit nearly never is, on a whole image
             raise SegproxError(
-                "the model's one channel seems to be a probability (all in [0, 1]); "
-                "return its logit, or pass output='probabilities'"
+                "the model's one channel seems to be a probability (all in [0, 1]); return its logit, or say what it "
+                "is with output='probabilities' or output='logits'"
             )
 
 
+def _within_unit_interval(values: Tensor) -> bool:
+    low, high = values.aminmax()
+    return bool((low >= 0) & (high <= 1 + SUM_TOLERANCE))
+
+
 def _looks_like_probabilities(values: Tensor) -> bool:
-    inside = (values >= 0).all() & (values <= 1 + SUM_TOLERANCE).all()
-    return bool(inside & ((values.sum(1) - 1).abs() <= SUM_TOLERANCE).all())
-
-
-def _looks_like_probability(values: Tensor) -> bool:
-    # A logit head on real images is nearly never within [0, 1] everywhere; an all-zero one is not a sigmoid's output.
-    return bool((values >= 0).all() & (values <= 1).all() & (values > 0).any())
+    return _within_unit_interval(values) and bool(((values.sum(1) - 1).abs() <= SUM_TOLERANCE).all())
 
 
 @contextmanager

@@ -1,0 +1,104 @@
+"""The command line, called as a user would."""
+
+import csv
+import sys
+
+import pytest
+from PIL import Image
+
+from segprox.cli import main
+
+
+@pytest.fixture
+def segprox(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["segprox", *map(str, arguments)])
+        monkeypatch.setattr("segprox.cli.out.width", 100, raising=False)
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_version(segprox):
+    code, output, _ = segprox("--version")
+    assert code == 0
+    assert output.startswith("segprox 0.")
+
+
+def test_help_teaches(segprox):
+    code, output, _ = segprox("demo", "--help")
+    assert code == 0
+    assert all(
+        option in output for option in ("--model", "--images", "--attack", "--steps", "--set", "--target", "--out")
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [("attacks", "alma-prox"), ("models", "demo-robust"), ("datasets", "sky, building, tree")],
+)
+def test_list(segprox, what, expected):
+    code, output, _ = segprox("list", what)
+    assert code == 0
+    assert expected in output
+
+
+def test_demo_writes_a_table_and_pictures(segprox, tmp_path):
+    code, output, _ = segprox("demo", "--images", 2, "--steps", 3, "--set", "step_size=1e-2", "--out", tmp_path / "new")
+    assert code == 0
+    assert "scene-0001" in output
+    assert "median" in output
+    assert "2 failed" in output
+    rows = list(csv.DictReader((tmp_path / "new" / "results.csv").open()))
+    assert [row["image"] for row in rows] == ["scene-0000", "scene-0001"]
+    assert rows[0]["forwards"] == "3"
+    assert 0 < float(rows[0]["linf"]) < 0.1
+    with Image.open(tmp_path / "new" / "scene-0000.png") as picture:
+        assert picture.width > 1000
+
+
+def test_demo_towards_a_target(segprox, tmp_path):
+    code, output, _ = segprox("demo", "--images", 1, "--steps", 2, "--target", "road", "--out", tmp_path)
+    assert code == 0
+    assert "every pixel road" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "no-such"], "there is no model 'no-such'; known are: demo-robust, demo-standard"),
+        (["--attack", "no-such"], "there is no attack 'no-such'; known are: alma-prox"),
+        (["--set", "step_size=-1"], "step_size of alma-prox cannot be '-1': Input should be greater than 0"),
+        (["--set", "step_size"], "--set takes FIELD=VALUE, such as step_size=0.01, but got 'step_size'"),
+        (["--steps", "0"], "steps of alma-prox cannot be 0"),
+        (["--target", "elephant"], "there is no class 'elephant'; the classes are: sky"),
+        (["--images", "1000"], "the demo has 100 images but 1000 were asked for"),
+        (["--out", "/dev/null/folder"], "cannot write to /dev/null/folder: Not a directory; choose another folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(segprox, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = segprox("demo", *arguments)
+    assert code == 2
+    assert error.startswith(f"error: {sentence}")
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_typing_errors_end_with_2(segprox):
+    code, _, error = segprox("demo", "--images", "0")
+    assert code == 2
+    assert "--images" in error
+
+
+def test_interruption_is_said(segprox, monkeypatch, tmp_path):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("segprox.cli.attack_sample", interrupt)
+    code, _, error = segprox("demo", "--out", tmp_path)
+    assert code == 130
+    assert "interrupted" in error

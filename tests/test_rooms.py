@@ -1,0 +1,37 @@
+"""Rooms know only the rooms to their left: an import the other way is a sign that something is in the wrong place."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "segprox"
+NUMERIC = {"errors", "norms", "problem", "losses", "prox"}
+CORE = {*NUMERIC, "models", "tracker"}
+ALLOWED = {
+    "errors": set(),
+    "norms": set(),
+    "losses": set(),
+    "prox": NUMERIC,
+    "problem": {"errors"},
+    "data": {"errors"},
+    "models": {"errors", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
+    "tracker": CORE,
+    "attacks": CORE,
+    "run": {*CORE, "attacks", "data"},
+    "report": {*CORE, "attacks", "data", "run"},
+}
+
+
+def imports(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from (name.split(".")[1] for name in names if name and name.startswith("segprox."))
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports(room):
+    files = (SOURCE / room).rglob("*.py") if (SOURCE / room).is_dir() else [SOURCE / f"{room}.py"]
+    found = {name for file in files for name in imports(file)} - {room}
+    assert found <= ALLOWED[room]

@@ -1,0 +1,61 @@
+import torch
+
+from segprox import Problem
+from segprox.norms import distance, per_image
+from segprox.tracker import Tracker
+from tests.oracles import channels_as_logits
+
+
+def tracked(points, threshold=1.0):
+    """Query points of an image of 2 channels and 2 pixels, both of class 0; a pixel is wrong if channel 1 leads."""
+    image = torch.tensor([[0.6, 0.6], [0.5, 0.5]]).view(1, 2, 1, 2)
+    problem = Problem.build(image, torch.zeros(1, 1, 2, dtype=torch.long), threshold=threshold)
+    tracker = Tracker(channels_as_logits(2), problem, "linf")
+    for second in points:
+        point = image.clone()
+        point[0, 1, 0] = torch.tensor(second)
+        query = tracker.query(point)
+    return tracker, query
+
+
+def test_keeps_the_smallest_success():
+    tracker, _ = tracked([[0.9, 0.9], [0.7, 0.8], [0.95, 0.9], [0.5, 0.9]])
+    result = tracker.result()
+    assert result.success.tolist() == [True]
+    torch.testing.assert_close(result.norm, torch.tensor([0.3]))
+    torch.testing.assert_close(result.images[0, 1, 0], torch.tensor([0.7, 0.8]))
+    assert result.forwards.tolist() == [4]
+    assert result.backwards.tolist() == [0]
+
+
+def test_keeps_the_highest_apsr_before_a_success():
+    result = tracked([[0.5, 0.5], [0.5, 0.9], [0.5, 0.95], [0.5, 0.5]])[0].result()
+    assert result.success.tolist() == [False]
+    assert result.apsr.tolist() == [0.5]
+    torch.testing.assert_close(result.images[0, 1, 0], torch.tensor([0.5, 0.9]))  # the first of equals
+
+
+def test_a_later_success_replaces_a_higher_apsr():
+    result = tracked([[0.9, 0.9], [0.5, 0.65]], threshold=0.5)[0].result()
+    assert result.apsr.tolist() == [0.5]
+    torch.testing.assert_close(result.norm, torch.tensor([0.15]))
+
+
+def test_gradient_is_counted_and_pulled_back():
+    tracker, query = tracked([[0.5, 0.5]])
+    cotangent = torch.rand(1, 2, 1, 2)
+    torch.testing.assert_close(query.gradient(cotangent), 7 * cotangent)
+    assert tracker.result().backwards.tolist() == [1]
+
+
+def test_distances():
+    delta = torch.zeros(2, 3, 2, 2)
+    delta[0, 0, 0, 0], delta[0, 1, 0, 0], delta[0, 2, 1, 1] = 0.3, -0.4, 0.1
+    expected = {"l0": 2.0, "l1": 0.8, "l2": (0.09 + 0.16 + 0.01) ** 0.5, "linf": 0.4}
+    for norm, value in expected.items():
+        torch.testing.assert_close(distance(delta, norm), torch.tensor([value, 0.0]))
+
+
+def test_reductions_of_no_image():
+    assert per_image(torch.sum, torch.zeros(0, 5)).shape == (0,)
+    assert distance(torch.zeros(0, 3, 2, 2), "l2").shape == (0,)
