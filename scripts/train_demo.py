@@ -21,8 +21,8 @@ from segprox.models.demo import MEAN, STD, StreetNet
 from segprox.models.segmenter import Segmenter
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "segprox" / "models" / "weights"
-BATCH, SCENES, PEAK_RATE = 8, 800, 4e-3
-EPSILON, PGD_STEPS = 6 / 255, 3
+BATCH, CROP, SCENES, PEAK_RATE = 8, (80, 160), 800, 4e-3
+EPSILON, PGD_STEPS = 4 / 255, 3
 
 
 def loss(segmenter: Segmenter, images: Tensor, labels: Tensor) -> Tensor:
@@ -50,6 +50,15 @@ def stack(scenes: StreetScenes) -> tuple[Tensor, Tensor]:
     return torch.stack([s.image for s in samples]), torch.stack([s.label for s in samples])
 
 
+def crop(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """A random batch, cut out at a random place and mirrored half of the time."""
+    chosen = torch.randint(len(images), (BATCH,))
+    top, left = (int(torch.randint(full - part + 1, ())) for full, part in zip(labels.shape[1:], CROP))
+    x, y = images[chosen], labels[chosen]
+    x, y = x[:, :, top : top + CROP[0], left : left + CROP[1]], y[:, top : top + CROP[0], left : left + CROP[1]]
+    return (x.flip(3), y.flip(2)) if torch.rand(()) < 0.5 else (x, y)
+
+
 def train(robust: bool, steps: int) -> tuple[StreetNet, Segmenter]:
     network = StreetNet()
     segmenter = Segmenter(network, mean=MEAN, std=STD)
@@ -60,10 +69,7 @@ def train(robust: bool, steps: int) -> tuple[StreetNet, Segmenter]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_RATE, total_steps=steps)
     start = time.perf_counter()
     for step in range(1, steps + 1):
-        chosen = torch.randint(len(images), (BATCH,))
-        x, y = images[chosen], labels[chosen]
-        if torch.rand(()) < 0.5:
-            x, y = x.flip(3), y.flip(2)
+        x, y = crop(images, labels)
         if robust:
             x = pgd(segmenter, x, y)
         network.train()
@@ -87,7 +93,7 @@ def train(robust: bool, steps: int) -> tuple[StreetNet, Segmenter]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train an embedded demo network.")
     parser.add_argument("kind", choices=("standard", "robust"))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """The command line, called as a user would."""
 
 import csv
+import errno
 import sys
 
 import pytest
@@ -52,7 +53,7 @@ def test_demo_writes_a_table_and_pictures(segprox, tmp_path):
     assert "scene-0001" in output
     assert "median" in output
     assert "2 failed" in output
-    rows = list(csv.DictReader((tmp_path / "new" / "results.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "new" / "results.csv").read_text().splitlines()))
     assert [row["image"] for row in rows] == ["scene-0000", "scene-0001"]
     assert rows[0]["forwards"] == "3"
     assert 0 < float(rows[0]["linf"]) < 0.1
@@ -94,11 +95,28 @@ def test_typing_errors_end_with_2(segprox):
     assert "--images" in error
 
 
-def test_interruption_is_said(segprox, monkeypatch, tmp_path):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
+def test_interruption_keeps_what_is_done(segprox, monkeypatch, tmp_path):
+    from segprox.cli import attack_sample
 
-    monkeypatch.setattr("segprox.cli.attack_sample", interrupt)
-    code, _, error = segprox("demo", "--out", tmp_path)
+    def interrupted(model, sample, *rest, **options):
+        if sample.name == "scene-0001":
+            raise KeyboardInterrupt
+        return attack_sample(model, sample, *rest, **options)
+
+    monkeypatch.setattr("segprox.cli.attack_sample", interrupted)
+    code, output, _ = segprox("demo", "--steps", 2, "--out", tmp_path)
     assert code == 130
-    assert "interrupted" in error
+    assert "Interrupted: 1 of 4 images are done." in output
+    assert "median" in output
+    assert {path.name for path in tmp_path.iterdir()} == {"scene-0000.png", "results.csv"}
+
+
+def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("segprox.cli.write_csv", full)
+    code, output, error = segprox("demo", "--images", 1, "--steps", 2, "--out", tmp_path)
+    assert code == 2
+    assert "scene-0000" in output
+    assert "No space left on device" in error

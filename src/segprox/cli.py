@@ -1,9 +1,11 @@
 """The command line: parsing and printing only."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -39,9 +41,6 @@ def main() -> None:
     except SegproxError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
-        sys.exit(130)
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,14 +90,23 @@ def demo(
     goal = None if target is None else _class_index(target, scenes.classes)
     if images > len(scenes):
         raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
-    _writable(out_dir)
-    outcomes = _attack_all(segmenter, scenes, images, chosen, goal)
-    for outcome in outcomes:
-        draw_outcome(outcome, scenes.classes, scenes.palette, out_dir / f"{outcome.sample.name}.png")
-    write_csv(outcomes, out_dir / "results.csv")
-    aim = "every pixel wrong" if target is None else f"every pixel {target}"
-    out.print(outcome_table(outcomes, f"{attack} on {model}: {aim}"))
-    out.print(f"Pictures and results.csv are in {out_dir}{'' if str(out_dir).endswith('/') else '/'}", highlight=False)
+    _check_writable(out_dir)
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in _attack_all(segmenter, scenes, images, chosen, goal):
+            outcomes.append(outcome)
+            with _writing_to(out_dir):
+                draw_outcome(outcome, scenes.classes, scenes.palette, out_dir / f"{outcome.sample.name}.png")
+    except KeyboardInterrupt:
+        out.print(f"Interrupted: {len(outcomes)} of {images} images are done.")
+        raise
+    finally:  # whatever happened, what is done is not lost
+        if outcomes:
+            aim = "every pixel wrong" if target is None else f"every pixel {target}"
+            out.print(outcome_table(outcomes, f"{attack} on {model}: {aim}"))
+            with _writing_to(out_dir):
+                write_csv(outcomes, out_dir / "results.csv")
+    out.print(f"Pictures and results.csv are in {out_dir.as_posix()}/", highlight=False)
 
 
 class Listable(StrEnum):
@@ -140,23 +148,20 @@ class _Rate(ProgressColumn):
         return Text("- steps/s" if speed is None else f"{speed:.1f} steps/s", style="progress.data.speed")
 
 
-def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, target: int | None) -> list[Outcome]:
+def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, target: int | None) -> Iterator[Outcome]:
+    """Attack the first images of a dataset, one after the other, behind a progress bar."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out,
     )  # fmt: skip
-    outcomes = []
     with bar:
         task = bar.add_task("attacking", total=count * getattr(attack, "steps", 1))
         for i in range(count):
             sample = data[i]
             bar.update(task, description=f"attacking {sample.name} ({i + 1}/{count})")
-            outcomes.append(
-                attack_sample(
-                    model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
-                )
+            yield attack_sample(
+                model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
             )
-    return outcomes
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, object]:
@@ -177,12 +182,17 @@ def _class_index(name: str, classes: Sequence[str]) -> int:
     raise SegproxError(f"there is no class {name!r}; the classes are: {', '.join(classes)}")
 
 
-def _writable(folder: Path) -> None:
+def _check_writable(folder: Path) -> None:
     """Find out before an attack, not after it, that nothing can be written."""
-    probe = folder / ".segprox-write-test"
-    try:
+    with _writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with TemporaryFile(dir=folder):
+            pass
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SegproxError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None

@@ -19,9 +19,13 @@ PALETTE: tuple[Colour, ...] = (
 SKY, BUILDING, TREE, ROAD, SIDEWALK, CAR, PERSON, POLE = range(8)
 VOID = 255
 HEIGHT, WIDTH = 128, 256
-# Strength of each class's fine texture and smooth patches: without them colour alone would tell the classes apart.
-FINE = (0.01, 0.05, 0.11, 0.04, 0.05, 0.03, 0.06, 0.03)
+# Strength of each class's rough texture and smooth patches: without them colour alone would tell the classes apart.
+ROUGH = (0.004, 0.015, 0.04, 0.012, 0.015, 0.008, 0.02, 0.01)
 PATCHY = (0.04, 0.05, 0.09, 0.03, 0.04, 0.03, 0.03, 0.02)
+# Each material has a faint grain of its own: waves per pixel, along rows and columns. Like the fine detail of real
+# photographs it is a telling but brittle cue, which plain training leans on and adversarial training does without.
+GRAIN = ((0.0, 0.21), (0.33, 0.0), (0.25, 0.25), (0.0, 0.37), (0.15, 0.30), (0.37, 0.15), (0.25, -0.25), (0.15, -0.30))
+GRAIN_STRENGTH = 0.02
 
 Floats = NDArray[np.float32]
 Split = Literal["train", "test"]
@@ -191,17 +195,26 @@ class _Scene:
     def _photograph(self, label: NDArray[np.uint8]) -> Floats:
         """Texture, light, shadow, blur and sensor noise on top of the flat colours."""
         picture = np.array(self.colours, dtype=np.float32) / 255
-        fine = self.random.normal(0, 1, (HEIGHT, WIDTH, 1)).astype(np.float32)
-        picture += np.array(FINE, dtype=np.float32)[label][..., None] * fine
+        rough = self.random.normal(0, 1, (HEIGHT, WIDTH, 1)).astype(np.float32)
+        picture += np.array(ROUGH, dtype=np.float32)[label][..., None] * rough
         picture += np.array(PATCHY, dtype=np.float32)[label][..., None] * self._smooth(12)
         light = 1 + 0.15 * self._smooth(80) + 0.05 * self._smooth(30)
         picture *= self.random.uniform(0.7, 1.15) * light * self.random.uniform(0.92, 1.08, 3).astype(np.float32)
         eight_bit = Image.fromarray((picture.clip(0, 1) * 255).astype(np.uint8))
         blurred = eight_bit.filter(ImageFilter.GaussianBlur(self.random.uniform(0.3, 0.8)))
-        noise = self.random.normal(0, self.random.uniform(0.01, 0.035), (HEIGHT, WIDTH, 3))
-        grey_levels = np.rint((np.array(blurred) / 255 + noise).clip(0, 1) * 255)
+        noise = self.random.normal(0, self.random.uniform(0.004, 0.012), (HEIGHT, WIDTH, 3))
+        grey_levels = np.rint((np.array(blurred) / 255 + self._grain(label) + noise).clip(0, 1) * 255)
         eight_bit_levels: Floats = (grey_levels / 255).astype(np.float32)  # as if read from a file
         return eight_bit_levels
+
+    def _grain(self, label: NDArray[np.uint8]) -> Floats:
+        """The grain of each pixel's material, `[H, W, 1]`."""
+        rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+        along_rows, along_columns = np.array(GRAIN).T[:, label]
+        phase = self.random.uniform(0, 1)
+        waves = np.cos(2 * np.pi * (rows * along_rows + columns * along_columns + phase))
+        grain: Floats = (GRAIN_STRENGTH * waves[..., None]).astype(np.float32)
+        return grain
 
     def _smooth(self, scale: int) -> Floats:
         """Noise of unit size that varies over about `scale` pixels, `[H, W, 1]`."""

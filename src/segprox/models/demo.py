@@ -16,8 +16,9 @@ MEAN, STD = (0.45, 0.45, 0.45), (0.22, 0.22, 0.22)
 
 
 def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+    # Reflection at the border: zeros there would tell the network where it is, and it would call the top sky unseen.
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False, padding_mode="reflect"),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segprox.run import Outcome
@@ -21,7 +22,9 @@ def outcome_table(outcomes: Sequence[Outcome], title: str) -> Table:
     """A line per image and the medians."""
     failures = sum(not outcome.success for outcome in outcomes)
     note = f"{failures} failed: counted as 255 in the median of linf x 255" if failures else None
+    # Narrow enough for a terminal of 80 columns.
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left", show_footer=True)
+    table.box, table.padding, table.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
     columns: dict[str, Sequence[float]] = {
         "clean acc.": [outcome.clean_accuracy for outcome in outcomes],
         "APSR": [outcome.apsr for outcome in outcomes],
