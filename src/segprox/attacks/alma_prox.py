@@ -17,8 +17,6 @@ from segprox.prox import prox_linf_box
 from segprox.tracker import Attacked, Tracker
 
 PENALTY_MAX = 1e12  # keeps rho^2 y^3 within float32 however long an attack runs
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -79,6 +77,7 @@ class AlmaProx(Attack):
         tracker = Tracker(model, problem, self.norm)
         masking = ConstraintMask(problem, self.masking, self.steps)
         step_sizes = StepSizes(self.step_size, self.step_decay, self.steps, len(problem), x)
+        lower, upper = -x, 1 - x  # the box Lambda
         delta, v = torch.zeros_like(x), torch.zeros_like(x)  # line 1
         w = x.new_ones(len(problem), 1, 1)
         mu = torch.full_like(x[:, 0], self.multiplier)
@@ -107,7 +106,7 @@ class AlmaProx(Attack):
             v.mul_(self.smoothing).addcmul_(g, g, value=1 - self.smoothing)  # line 24
             metric = (v / (1 - self.smoothing**t)).sqrt_().add_(self.metric_floor)  # line 25
             delta.sub_(g.div_(metric).mul_(step_size.view(-1, 1, 1, 1)))  # line 26
-            delta = prox_linf_box(delta, step_size, -x, 1 - x, metric, precision=self.prox_precision)
+            delta = prox_linf_box(delta, step_size, lower, upper, metric, precision=self.prox_precision)
         return tracker.result()
 
     def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:
