@@ -20,13 +20,14 @@ def draw_outcome(outcome: Outcome, classes: Sequence[str], palette: Sequence[Col
     sample, delta = outcome.sample, outcome.image - outcome.sample.image
     largest = delta.abs().max().item()
     gain = 0.5 / largest if largest > 0 else 1.0
+    reached = f"{outcome.apsr:.1%} {'on target' if outcome.targeted else 'wrong'}"
     panels: list[tuple[str, NDArray[np.float64]]] = [
         ("image", _photo(sample.image)),
-        (f"perturbation x {gain:.0f} (linf {outcome.linf * 255:.2f}/255)", _photo(0.5 + gain * delta)),
+        (f"perturbation, amplified {gain:.0f} times", _photo(0.5 + gain * delta)),
         ("adversarial image", _photo(outcome.image)),
         (f"prediction: {outcome.clean_accuracy:.1%} right", _coloured(outcome.clean_prediction, palette)),
-        ("labels (black: not counted)", _coloured(sample.label, palette)),
-        (f"prediction: APSR {outcome.apsr:.1%}", _coloured(outcome.prediction, palette)),
+        ("true labels (black: not counted)", _coloured(sample.label, palette)),
+        (f"adversarial prediction: {reached}", _coloured(outcome.prediction, palette)),
     ]
     height, width = sample.label.shape
     figure = Figure(figsize=(13, 0.9 + 2 * 4.25 * height / width + 0.6), dpi=110, layout="constrained")
@@ -35,7 +36,10 @@ def draw_outcome(outcome: Outcome, classes: Sequence[str], palette: Sequence[Col
         axes.set_title(title, fontsize=11)
         axes.set_axis_off()
     verdict = "broken" if outcome.success else "not broken"
-    figure.suptitle(f"{sample.name}: {verdict} with a perturbation of {outcome.linf * 255:.2f}/255", fontsize=13)
+    figure.suptitle(
+        f"{sample.name}, {verdict}: {reached} with no value changed by more than {outcome.linf * 255:.2f}/255\n",
+        fontsize=13,
+    )
     shown = _present(outcome, len(classes))
     handles = [Patch(color=_unit(palette[k]), label=classes[k]) for k in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 10), frameon=False)

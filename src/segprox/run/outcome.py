@@ -10,7 +10,6 @@ from segprox.data import Sample
 from segprox.models import Segmenter
 from segprox.norms import distance
 from segprox.problem import Problem, predictions
-from segprox.tracker import Attacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +17,7 @@ class Outcome:
     """What an attack did to one sample; tensors without a batch axis."""
 
     sample: Sample
+    targeted: bool
     image: Tensor  # the adversarial image, [3, H, W]
     clean_prediction: Tensor  # [H, W]
     prediction: Tensor  # of the adversarial image, [H, W]
@@ -48,17 +48,14 @@ def attack_sample(
     found = attack.run(model, problem, callback)
     with torch.no_grad():
         clean, adversarial = model(problem.images), model(found.images)
-    return _outcome(sample, found, 1 - truth.apsr(clean).item(), predictions(clean)[0], predictions(adversarial)[0])
-
-
-def _outcome(sample: Sample, found: Attacked, accuracy: float, clean: Tensor, adversarial: Tensor) -> Outcome:
-    difference = found.images.cpu() - sample.image[None]
+    difference = found.images - problem.images
     return Outcome(
         sample=sample,
+        targeted=problem.targeted,
         image=found.images[0].cpu(),
-        clean_prediction=clean.cpu(),
-        prediction=adversarial.cpu(),
-        clean_accuracy=accuracy,
+        clean_prediction=predictions(clean)[0].cpu(),
+        prediction=predictions(adversarial)[0].cpu(),
+        clean_accuracy=1 - truth.apsr(clean).item(),
         apsr=found.apsr.item(),
         success=bool(found.success),
         linf=distance(difference, "linf").item(),
