@@ -22,7 +22,7 @@ from segprox.models.segmenter import Segmenter
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "segprox" / "models" / "weights"
 BATCH, CROP, SCENES, PEAK_RATE = 8, (80, 160), 800, 4e-3
-EPSILON, PGD_STEPS = 4 / 255, 3
+EPSILON, PGD_STEPS = 2 / 255, 3
 
 
 def loss(segmenter: Segmenter, images: Tensor, labels: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def demo(
 ) -> None:
     """Attack the embedded model on procedural street scenes: a table, and a picture per image.
 
-    Nothing is downloaded. Try: segprox demo --model demo-robust --target road
+    Nothing is downloaded. Try also: --target road, or --model demo-robust --set step_size=3e-3
     """
     options: dict[str, object] = _assignments(set_ or [])
     if steps is not None:
@@ -106,6 +106,8 @@ def demo(
             out.print(outcome_table(outcomes, f"{attack} on {model}: {aim}"))
             with _writing_to(out_dir):
                 write_csv(outcomes, out_dir / "results.csv")
+    if not all(outcome.success for outcome in outcomes):
+        out.print("Not every image was broken: more --steps or a larger step, such as --set step_size=3e-3, may do it.")
     out.print(f"Pictures and results.csv are in {out_dir.as_posix()}/", highlight=False)
 
 
