@@ -58,8 +58,8 @@ def test_robust_model_needs_a_larger_perturbation():
     norms = {}
     for name in ("demo-standard", "demo-robust"):
         model = segprox.load_model(name)
-        # half of the pixels, so that few steps do
-        found = segprox.attack(model, sample.image[None], sample.label[None], threshold=0.5, steps=60, step_size=3e-3)
+        # nine pixels of ten, so that fewer steps do
+        found = segprox.attack(model, sample.image[None], sample.label[None], threshold=0.9, steps=200, step_size=2e-3)
         assert found.success.all()
         norms[name] = found.norm.item()
-    assert norms["demo-robust"] > 2 * norms["demo-standard"]
+    assert norms["demo-robust"] > 3 * norms["demo-standard"]

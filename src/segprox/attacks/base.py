@@ -13,7 +13,16 @@ from segprox.tracker import Attacked
 
 
 class Progress(NamedTuple):
-    """What a callback sees of one iteration. Tensors have one entry per image."""
+    """What a callback sees of one iteration. Tensors have one entry per image.
+
+    Example:
+        >>> import segprox
+        >>> scene, seen = segprox.load_dataset("demo")[0], []
+        >>> model = segprox.load_model("demo-standard")
+        >>> _ = segprox.attack(model, scene.image[None], scene.label[None], steps=2, callback=seen.append)
+        >>> [progress.iteration for progress in seen], list(seen[0].details)
+        ([1, 2], ['scale', 'step_size', 'multiplier'])
+    """
 
     iteration: int  # t, from 1
     norm: Tensor  # of the point just queried

@@ -8,7 +8,14 @@ Colour = tuple[int, int, int]
 
 
 class Sample(NamedTuple):
-    """One labelled image."""
+    """One labelled image.
+
+    Example:
+        >>> import segprox
+        >>> name, image, label = segprox.load_dataset("demo")[7]
+        >>> name, image.shape, label.dtype
+        ('scene-0007', torch.Size([3, 128, 256]), torch.int64)
+    """
 
     name: str  # unique within its dataset
     image: Tensor  # float [3, H, W] in [0, 1]
