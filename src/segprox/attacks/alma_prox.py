@@ -13,7 +13,7 @@ from segprox.losses import dlr_plus
 from segprox.models.segmenter import Segmenter
 from segprox.norms import NormName
 from segprox.problem import Problem
-from segprox.prox import prox_linf_box
+from segprox.prox import prox_linf_box, prox_workspace
 from segprox.tracker import Attacked, Tracker
 
 PENALTY_MAX = 1e12  # keeps rho^2 y^3 within float32 however long an attack runs
@@ -62,7 +62,10 @@ class AlmaProx(Attack):
     ] = "decay"
     tolerance: Annotated[float, Field(ge=0, description="epsilon: tightens the constraints")] = 1e-4
     metric_floor: Annotated[float, Field(gt=0, description="epsilon of the metric H")] = 1e-8
-    prox_precision: Annotated[float, Field(gt=0, description="absolute precision of the proximity operator")] = 1e-5
+    prox: Annotated[
+        Literal["exact", "ternary"], Field(description="how the proximity operator is computed; ternary: Algorithm 1")
+    ] = "exact"
+    prox_precision: Annotated[float, Field(gt=0, description="Delta beta: of the ternary search")] = 1e-5
     derivative: Annotated[Derivative, Field(description="of the penalty: exact, or as in the authors' code")] = "exact"
 
     @model_validator(mode="after")
@@ -82,6 +85,7 @@ class AlmaProx(Attack):
         w = x.new_ones(len(problem), 1, 1)
         mu = torch.full_like(x[:, 0], self.multiplier)
         rho = RhoRule(self, mu)
+        workspace = prox_workspace(x)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))  # line 3; the clamp undoes rounding only
             d, pullback = dlr_plus(  # line 4
@@ -106,7 +110,10 @@ class AlmaProx(Attack):
             v.mul_(self.smoothing).addcmul_(g, g, value=1 - self.smoothing)  # line 24
             metric = (v / (1 - self.smoothing**t)).sqrt_().add_(self.metric_floor)  # line 25
             delta.sub_(g.div_(metric).mul_(step_size.view(-1, 1, 1, 1)))  # line 26
-            delta = prox_linf_box(delta, step_size, lower, upper, metric, precision=self.prox_precision)
+            prox_linf_box(
+                delta, step_size, lower, upper, metric, self.prox,
+                precision=self.prox_precision, out=delta, workspace=workspace,
+            )  # fmt: skip
         return tracker.result()
 
     def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """The proximity operator of `lambda * ||.||_inf` plus the indicator of a box, in a diagonal metric."""
 
-from segprox.prox.ternary import prox_linf_box
+from segprox.prox.operator import SOLVERS, Prox, SolverName, prox_linf_box, prox_workspace
 
-__all__ = ["prox_linf_box"]
+__all__ = ["SOLVERS", "Prox", "SolverName", "prox_linf_box", "prox_workspace"]
