@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py --realbench FOLDER
 
-Times iterations of ALMA prox and bare `logits.sum().backward()` in turns, on one thread, and prints medians and their
-ratio.
+Times iterations of ALMA prox, with the exact proximity operator and with the ternary search, and bare
+`logits.sum().backward()` in turns, on one thread, and prints medians and their ratios.
 """
 
 import argparse
@@ -29,14 +29,14 @@ def bare(model: Segmenter, images: torch.Tensor, repeats: int) -> list[float]:
     return times
 
 
-def iterations(model: Segmenter, problem: Problem, steps: int, options: dict[str, str]) -> list[float]:
+def iterations(model: Segmenter, problem: Problem, steps: int, prox: str) -> list[float]:
     """Seconds of each iteration of the attack, between two calls of its callback."""
     marks: list[float] = []
 
     def mark(_: Progress) -> None:
         marks.append(time.perf_counter())
 
-    make_attack("alma-prox", steps=steps, **options).run(model, problem, mark)
+    make_attack("alma-prox", steps=steps, prox=prox).run(model, problem, mark)
     return [after - before for before, after in pairwise(marks)]
 
 
@@ -44,24 +44,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--realbench", type=Path, required=True, help="folder with models and images")
     parser.add_argument("--model", default="espnet-camvid")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--set", nargs="*", default=[], help="field=value of the attack")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = load_network(options.realbench, options.model)
     sample = next(iter(load_samples(options.realbench).values()))
     problem = Problem.build(sample.image[None], sample.label[None], ignore=IGNORE)
-    fields = dict(assignment.split("=", 1) for assignment in options.set)
     bare(model, problem.images, 2)
     alone: list[float] = []
-    attacked: list[float] = []
+    attacked: dict[str, list[float]] = {"exact": [], "ternary": []}
     for _ in range(options.rounds):
         alone += bare(model, problem.images, options.steps)
-        attacked += iterations(model, problem, options.steps, fields)
+        for prox, times in attacked.items():
+            times += iterations(model, problem, options.steps, prox)
     print(f"bare forward + backward: median {median(alone) * 1e3:.1f} ms of {len(alone)}")
-    print(f"attack iteration:        median {median(attacked) * 1e3:.1f} ms of {len(attacked)}")
-    print(f"ratio: {median(attacked) / median(alone):.3f}")
+    for prox, times in attacked.items():
+        ratio = median(times) / median(alone)
+        print(f"attack iteration, {prox}: median {median(times) * 1e3:.1f} ms of {len(times)}, ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_a_sample_that_misleads_costs_time_only():
     weight = torch.full_like(size, 1e-6)
     weight[9] = 1e6  # not in the sample, but outweighs everything else
     size[9] = 0.9
-    beta = exact.exact_size(size, size, weight, torch.tensor(10.0), torch.empty_like(size))
+    beta = exact.exact_size(size, size, weight, 10.0, 0.9, torch.empty_like(size))
     assert beta == pytest.approx(size[9].item() - 10 / 1e6, rel=1e-9)
 
 

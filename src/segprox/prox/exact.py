@@ -61,7 +61,9 @@ class _Elements(NamedTuple):
         return _Sums(outer.weight + weight, outer.moment + moment)
 
 
-def exact_size(size: Tensor, reach: Tensor, weight: Tensor | None, step: Tensor, scratch: Tensor) -> float:
+def exact_size(
+    size: Tensor, reach: Tensor, weight: Tensor | None, step: float, largest: float, scratch: Tensor
+) -> float:
     """The size beta of one image's result.
 
     A sample brackets the answer between two elements. One pass adds up what is above the bracket, one gathers the few
@@ -71,22 +73,22 @@ def exact_size(size: Tensor, reach: Tensor, weight: Tensor | None, step: Tensor,
         size: a = |clipped point|, `[n]`.
         reach: r = |point|, `[n]`.
         weight: s, the diagonal of the metric, `[n]`, or ones.
-        step: lambda, a scalar.
+        step: lambda.
+        largest: the largest size.
         scratch: a tensor like `size` to write to.
     """
-    target = step.item()
-    bracket = _Bracket(0.0, size.max().item() if len(size) else 0.0)
+    bracket = _Bracket(0.0, largest)
     if len(size) > SORTED:
-        bottom, top = _guess(_sample(size, reach, weight), len(size), target, bracket)
-        if bottom == 0 and not _sums(size, reach, weight, 0.0, scratch).exceed(target, 0.0):
+        bottom, top = _guess(_sample(size, reach, weight), len(size), step, bracket)
+        if bottom == 0 and not _sums(size, reach, weight, 0.0, scratch).exceed(step, 0.0):
             return 0.0
         outer = _Sums() if top == bracket.high else _sums(size, reach, weight, top, scratch)
         near = _between(size, bottom, top, scratch)
         elements = _to_host(size[near], reach[near], None if weight is None else weight[near])
-        not_below = bottom == bracket.low or elements.sums(elements.size > bottom, outer).exceed(target, bottom)
-        if not_below and not outer.exceed(target, top):  # nearly always: else the sample misled
-            return _solve(elements, target, _Bracket(bottom, top, outer))
-    return _solve(_to_host(size, reach, weight), target, bracket)
+        not_below = bottom == bracket.low or elements.sums(elements.size > bottom, outer).exceed(step, bottom)
+        if not_below and not outer.exceed(step, top):  # nearly always: else the sample misled
+            return _solve(elements, step, _Bracket(bottom, top, outer))
+    return _solve(_to_host(size, reach, weight), step, bracket)
 
 
 def _solve(elements: _Elements, step: float, bracket: _Bracket) -> float:

@@ -1,5 +1,6 @@
 """One function for the proximity operator, whatever solves it."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple, get_args, overload
@@ -101,10 +102,9 @@ def prox_linf_box(
     """
     _check(point, step, lower, upper, metric, solver)
     images = range(len(point))  # solved one by one: they need different numbers of passes
-    for i in images:
-        if not point[i].sum().isfinite():  # one number tells of any NaN or infinity
-            raise SegproxError(f"point {i} of the batch holds NaN or infinite values")
     if solver in SPLITTINGS:
+        for i in images:
+            _refuse_nan(i, distance(point[i : i + 1], "linf").item())
         solve = partial(SPLITTINGS[solver], precision=precision, max_iterations=max_iterations)
         solved = [solve(point[i], step[i], lower[i], upper[i]) for i in images]
         result = torch.stack(solved) if solved else point.clone()
@@ -118,7 +118,9 @@ def prox_linf_box(
         clipped = torch.clamp(point[i], lower[i], upper[i], out=result[i])  # from here on point[i] may be overwritten
         torch.abs(clipped, out=size)
         weight = None if metric is None else metric[i].flatten()
-        flat = size.flatten(), reach.flatten(), weight, step[i]
+        largest = size.max().item() if size.numel() else 0.0
+        _refuse_nan(i, largest)
+        flat = size.flatten(), reach.flatten(), weight, step[i].item(), largest
         one, two = scratch[0].flatten(), scratch[1].flatten()
         beta.append(ternary_size(*flat, (one, two), precision) if solver == "ternary" else exact_size(*flat, one))
         clipped.clamp_(-beta[-1], beta[-1])
@@ -128,6 +130,11 @@ def prox_linf_box(
 def prox_workspace(point: Tensor) -> Tensor:
     """Memory for `prox_linf_box` on points `[B, ...]`: fresh memory may cost more time than what is computed in it."""
     return point.new_empty(4, *point.shape[1:])
+
+
+def _refuse_nan(image: int, largest: float) -> None:
+    if math.isnan(largest):
+        raise SegproxError(f"point {image} of the batch holds NaN")
 
 
 def _check(

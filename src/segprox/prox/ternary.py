@@ -10,7 +10,8 @@ def ternary_size(
     size: Tensor,
     reach: Tensor,
     weight: Tensor | None,
-    step: Tensor,
+    step: float,
+    largest: float,
     scratch: tuple[Tensor, Tensor],
     precision: float,
 ) -> float:
@@ -20,18 +21,18 @@ def ternary_size(
         size: |clipped point|, `[n]`.
         reach: |point|, `[n]`; the signs do not matter, because p, the clipped point and the point agree in them.
         weight: the diagonal of the metric, `[n]`, or ones.
-        step: lambda, a scalar.
+        step: lambda.
+        largest: the largest size.
         scratch: two tensors like `size` to write to.
         precision: Delta beta.
     """
-    low, high = 0.0, size.max().item() if len(size) else 0.0  # lines 2 and 3
+    low, high = 0.0, largest  # lines 2 and 3
     steps = math.ceil(math.log(precision / max(high, precision)) / math.log(2 / 3))  # line 4
-    price = step.item()
     for _ in range(steps):  # lines 5 to 18
         third = (high - low) / 3
         # rounded as the elements are, so that both sides of the comparison see the same numbers
         left, right = size.new_tensor([low + third, high - third]).tolist()
-        if _gain(size, reach, weight, left, right, scratch) >= price * (right - left):
+        if _gain(size, reach, weight, left, right, scratch) >= step * (right - left):
             low = left
         else:
             high = right
