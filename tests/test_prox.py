@@ -44,7 +44,7 @@ def objective(p, point, step, metric):
 )
 def test_exact_agrees_with_sorting(seed, batch, size, sigma, step, spread, dtype):
     case = random_case(seed, batch, size, sigma, step, spread, dtype)
-    found = prox_linf_box(*case, return_beta=True)
+    found = prox_linf_box(*case)
     expected = oracle(*case)
     beta = expected.abs().amax(1)
     assert ((found.beta.double() - beta).abs() <= DTYPES[dtype] * beta).all()
@@ -65,7 +65,7 @@ def test_exact_agrees_with_sorting_when_there_are_many_elements(seed, sigma, ste
     if levels is not None:
         point, lower = (torch.round(t * levels) / levels for t in (point, lower))
         upper = 1 + lower
-    found = prox_linf_box(point, steps, lower, upper, metric, return_beta=True)
+    found = prox_linf_box(point, steps, lower, upper, metric)
     beta = oracle(point, steps, lower, upper, metric).abs().amax(1)
     assert ((found.beta.double() - beta).abs() <= DTYPES[dtype] * beta).all()
 
@@ -74,8 +74,8 @@ def test_float32_sums_are_accurate_for_ten_million_elements():
     g = torch.Generator().manual_seed(0)
     point = 0.1 * torch.randn(1, 10_000_000, generator=g)
     box, step = torch.ones_like(point), torch.tensor([3e5])  # most elements are active
-    found = prox_linf_box(point, step, -box, box, return_beta=True).beta.double()
-    reference = prox_linf_box(point.double(), step.double(), -box.double(), box.double(), return_beta=True).beta
+    found = prox_linf_box(point, step, -box, box).beta.double()
+    reference = prox_linf_box(point.double(), step.double(), -box.double(), box.double()).beta
     torch.testing.assert_close(found, reference, rtol=1e-6, atol=0)
 
 
@@ -98,7 +98,7 @@ def test_a_sample_that_misleads_costs_time_only():
 )
 def test_ternary_agrees_with_sorting(seed, size, sigma, step, spread):
     case = random_case(seed, 2, size, sigma, step, spread)
-    found = prox_linf_box(*case, "ternary")
+    found = prox_linf_box(*case, "ternary").result
     torch.testing.assert_close(found.double(), oracle(*case), rtol=0, atol=1.1e-5)
     assert (found >= case[2]).all()
     assert (found <= case[3]).all()
@@ -110,7 +110,7 @@ def test_splitting_methods_agree_with_sorting(solver, seed):
     # Gently: where the box holds everything that would move, they stop too early by the paper's rule.
     sigma, step = [(0.05, 0.1), (0.3, 1.0)][seed % 2]
     case = random_case(seed, 2, 400, sigma, step, 0, torch.float64)
-    found = prox_linf_box(*case, solver, precision=1e-9)
+    found = prox_linf_box(*case, solver, precision=1e-9).result
     torch.testing.assert_close(found, oracle(*case), rtol=0, atol=1e-5)
 
 
@@ -118,14 +118,14 @@ def test_finer_precision_is_finer():
     case = random_case(0, 3, 500, 0.1, 0.1, 4, torch.float64)
     expected = oracle(*case)
     for precision in (1e-2, 1e-5, 1e-9):
-        error = (prox_linf_box(*case, "ternary", precision=precision) - expected).abs().max()
+        error = (prox_linf_box(*case, "ternary", precision=precision).result - expected).abs().max()
         assert error <= precision
 
 
 @given(seed=st.integers(0, 2**31), spread=st.sampled_from([0, 4]))
 def test_nothing_nearby_is_better(seed, spread):
     point, step, lower, upper, metric = random_case(seed, 2, 40, 0.3, 1.0, spread, torch.float64)
-    found = prox_linf_box(point, step, lower, upper, metric)
+    found = prox_linf_box(point, step, lower, upper, metric).result
     value = objective(found, point, step, metric)
     g = torch.Generator().manual_seed(seed)
     for scale in (1e-1, 1e-3, 1e-5):
@@ -138,12 +138,12 @@ def test_batch_equals_alone(solver):
     point, step, lower, upper, metric = random_case(0, 4, 30_000, 0.1, 1.0, 2)
     point[1] *= 100  # needs more steps than its neighbours
     metric = metric if solver in ("exact", "ternary") else None
-    together = prox_linf_box(point, step, lower, upper, metric, solver)
+    together = prox_linf_box(point, step, lower, upper, metric, solver).result
     for i in range(4):
         one = slice(i, i + 1)
         weight = None if metric is None else metric[one]
         alone = prox_linf_box(point[one], step[one], lower[one], upper[one], weight, solver)
-        assert torch.equal(together[one], alone)
+        assert torch.equal(together[one], alone.result)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -151,7 +151,7 @@ class TestDegenerateCases:
     def call(self, solver, point, step, lower=-1.0, upper=1.0):
         point = torch.as_tensor(point, dtype=torch.float32).view(1, -1)
         box = (torch.as_tensor(end).expand(point.shape).float().contiguous() for end in (lower, upper))
-        return prox_linf_box(point, torch.tensor([float(step)]), *box, None, solver)
+        return prox_linf_box(point, torch.tensor([float(step)]), *box, None, solver).result
 
     def test_step_zero_only_clips(self, solver):
         found = self.call(solver, [0.3, -2.0, 0.0], 0)
@@ -178,7 +178,7 @@ class TestDegenerateCases:
     def test_any_shape(self, solver, shape):
         point = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         box, step = torch.ones(shape), torch.full(shape[:1], 0.1)
-        found = prox_linf_box(point, step, -box, box, None, solver, return_beta=True)
+        found = prox_linf_box(point, step, -box, box, None, solver)
         assert found.result.shape == shape
         assert found.beta.shape == shape[:1]
 
@@ -186,12 +186,12 @@ class TestDegenerateCases:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_in_place_with_a_workspace(solver):
     point, step, lower, upper, _ = random_case(0, 3, 500)
-    expected = prox_linf_box(point, step, lower, upper, None, solver)
+    expected = prox_linf_box(point, step, lower, upper, None, solver).result
     workspace = prox_workspace(point)
     for _ in range(2):
         copy = point.clone()
         found = prox_linf_box(copy, step, lower, upper, None, solver, out=copy, workspace=workspace)
-        assert found is copy
+        assert found.result is copy
         assert torch.equal(copy, expected)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, get_args, overload
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -31,36 +31,6 @@ class Prox(NamedTuple):
     beta: Tensor  # [B]: the linf norm that the result is clipped to
 
 
-@overload
-def prox_linf_box(
-    point: Tensor,
-    step: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    metric: Tensor | None = ...,
-    solver: SolverName = ...,
-    *,
-    precision: float = ...,
-    max_iterations: int = ...,
-    out: Tensor | None = ...,
-    workspace: Tensor | None = ...,
-    return_beta: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def prox_linf_box(
-    point: Tensor,
-    step: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    metric: Tensor | None = ...,
-    solver: SolverName = ...,
-    *,
-    precision: float = ...,
-    max_iterations: int = ...,
-    out: Tensor | None = ...,
-    workspace: Tensor | None = ...,
-    return_beta: Literal[True],
-) -> Prox: ...
 def prox_linf_box(
     point: Tensor,
     step: Tensor,
@@ -73,8 +43,7 @@ def prox_linf_box(
     max_iterations: int = 10_000,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
-    return_beta: bool = False,
-) -> Tensor | Prox:
+) -> Prox:
     """The p in [lower, upper] of least `1/2 ||p - point||^2_metric + step * ||p||_inf`, for each image on its own.
 
     For a given size beta the best p is the point clipped to the box and to [-beta, beta], so only beta has to be found.
@@ -91,13 +60,12 @@ def prox_linf_box(
         max_iterations: of the splitting methods.
         out: where to write the result; may be `point` itself.
         workspace: memory from `prox_workspace`, to be used again in every call of a loop.
-        return_beta: return a `Prox`, the result with its size beta.
 
     Example:
         >>> import torch, segprox
         >>> point = torch.tensor([[3.0, -1.0, 0.5]])
         >>> box = torch.full_like(point, 4.0)
-        >>> segprox.prox_linf_box(point, torch.tensor([1.0]), -box, box, return_beta=True)
+        >>> segprox.prox_linf_box(point, torch.tensor([1.0]), -box, box)
         Prox(result=tensor([[ 2.0000, -1.0000,  0.5000]]), beta=tensor([2.]))
     """
     _check(point, step, lower, upper, metric, solver)
@@ -109,7 +77,7 @@ def prox_linf_box(
         solved = [solve(point[i], step[i], lower[i], upper[i]) for i in images]
         result = torch.stack(solved) if solved else point.clone()
         result = result if out is None else out.copy_(result)
-        return Prox(result, distance(result, "linf")) if return_beta else result
+        return Prox(result, distance(result, "linf"))
     result = torch.empty_like(point) if out is None else out
     size, reach, *scratch = prox_workspace(point) if workspace is None else workspace
     beta = []
@@ -124,7 +92,7 @@ def prox_linf_box(
         one, two = scratch[0].flatten(), scratch[1].flatten()
         beta.append(ternary_size(*flat, (one, two), precision) if solver == "ternary" else exact_size(*flat, one))
         clipped.clamp_(-beta[-1], beta[-1])
-    return Prox(result, point.new_tensor(beta)) if return_beta else result
+    return Prox(result, point.new_tensor(beta))
 
 
 def prox_workspace(point: Tensor) -> Tensor:
