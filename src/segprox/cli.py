@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -82,6 +83,7 @@ def demo(
 
     Nothing is downloaded. Try also: --target road, or --model demo-robust --set step_size=3e-3
     """
+    torch.set_num_threads(1)  # scenes this small gain nothing from more, and the numbers are the same on every machine
     options: dict[str, object] = _assignments(set_ or [])
     if steps is not None:
         options["steps"] = steps
