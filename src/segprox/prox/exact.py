@@ -57,7 +57,8 @@ class _Elements(NamedTuple):
         return _Elements(self.size[chosen], self.weight[chosen], self.moment[chosen])
 
     def sums(self, chosen: NDArray[np.bool_], outer: _Sums) -> _Sums:
-        weight, moment = float(np.dot(chosen, self.weight)), float(np.dot(chosen, self.moment))
+        # einsum, not dot: BLAS would wake threads for this, which then spin in the way of torch's
+        weight, moment = (float(np.einsum("i,i->", chosen, values)) for values in (self.weight, self.moment))
         return _Sums(outer.weight + weight, outer.moment + moment)
 
 
