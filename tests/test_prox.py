@@ -13,14 +13,14 @@ DTYPES = {torch.float32: 1e-6, torch.float64: 1e-12}  # relative error of beta t
 
 
 def random_case(seed, batch=2, size=50, sigma=0.3, step=1.0, spread=4, dtype=torch.float32):
-    """A point, steps, a box and a metric whose entries span `spread` orders of magnitude (None for no metric)."""
+    """A point, steps, a box and a metric whose entries span `spread` orders of magnitude (0: no metric)."""
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(batch, size, dtype=torch.float64, generator=g)
     point = sigma * torch.randn(batch, size, dtype=torch.float64, generator=g)
     steps = step * torch.rand(batch, dtype=torch.float64, generator=g)
     metric = 10 ** (spread * (torch.rand(batch, size, dtype=torch.float64, generator=g) - 0.5))
     case = [t.to(dtype) for t in (point, steps, -x, 1 - x, metric)]
-    return case if spread is not None and spread > 0 else [*case[:4], None]
+    return case if spread > 0 else [*case[:4], None]
 
 
 def oracle(point, step, lower, upper, metric):

@@ -3,7 +3,6 @@
 from importlib import resources
 from itertools import pairwise
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,4 +55,4 @@ def load_demo(kind: str) -> Segmenter:
     weights = resources.files("segprox.models") / "weights" / f"demo-{kind}.safetensors"
     with resources.as_file(weights) as path:
         network.load_state_dict(load_file(path))
-    return Segmenter(network.to(torch.float32), mean=MEAN, std=STD)
+    return Segmenter(network, mean=MEAN, std=STD)
