@@ -51,12 +51,12 @@ def test_exact_agrees_with_sorting(seed, batch, size, sigma, step, spread, dtype
     torch.testing.assert_close(found.result.double(), expected, rtol=DTYPES[dtype], atol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     sigma=st.sampled_from([1e-3, 0.03, 0.3, 3.0]),
     step=st.floats(-3, 4).map(lambda power: 10**power),
-    spread=st.sampled_from([0, 2, 8]),
+    spread=st.sampled_from([0, 2, 12]),
     dtype=st.sampled_from(list(DTYPES)),
     levels=st.sampled_from([None, 40, 1]),  # few distinct values: many equal elements, at the box too
 )
@@ -84,8 +84,24 @@ def test_a_sample_that_misleads_costs_time_only():
     weight = torch.full_like(size, 1e-6)
     weight[9] = 1e6  # not in the sample, but outweighs everything else
     size[9] = 0.9
-    beta = exact.exact_size(size, size, weight, 10.0, 0.9, torch.empty_like(size))
+    beta = exact.exact_size(size, size, weight, 10.0, torch.empty_like(size))
     assert beta == pytest.approx(size[9].item() - 10 / 1e6, rel=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    sigma=st.sampled_from([1e-3, 0.03, 0.3, 3.0]),
+    step=st.floats(-3, 4).map(lambda power: 10**power),
+    spread=st.sampled_from([0, 2, 12]),
+    dtype=st.sampled_from(list(DTYPES)),
+    guess=st.sampled_from([0.0, 1e-9, 0.5, 0.96, 0.999, 1.0, 1.001, 1.04, 2.0, 1e9, math.nan]),
+)
+def test_a_guess_does_not_change_the_answer(seed, sigma, step, spread, dtype, guess):
+    case = random_case(seed, 1, 9000, sigma, step, spread, dtype)
+    beta = oracle(*case).abs().amax(1)
+    found = prox_linf_box(*case, guess=guess * beta.to(dtype)).beta.double()
+    assert ((found - beta).abs() <= DTYPES[dtype] * beta).all()
 
 
 @settings(max_examples=300, deadline=None)

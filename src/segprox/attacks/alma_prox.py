@@ -85,7 +85,7 @@ class AlmaProx(Attack):
         w = x.new_ones(len(problem), 1, 1)
         mu = torch.full_like(x[:, 0], self.multiplier)
         rho = RhoRule(self, mu)
-        workspace = prox_workspace(x)
+        beta, workspace = None, prox_workspace(x)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))  # line 3; the clamp undoes rounding only
             d, pullback = dlr_plus(  # line 4
@@ -110,10 +110,10 @@ class AlmaProx(Attack):
             v.mul_(self.smoothing).addcmul_(g, g, value=1 - self.smoothing)  # line 24
             metric = (v / (1 - self.smoothing**t)).sqrt_().add_(self.metric_floor)  # line 25
             delta.sub_(g.div_(metric).mul_(step_size.view(-1, 1, 1, 1)))  # line 26
-            prox_linf_box(
+            beta = prox_linf_box(
                 delta, step_size, lower, upper, metric, self.prox,
-                precision=self.prox_precision, out=delta, workspace=workspace,
-            )  # fmt: skip
+                precision=self.prox_precision, guess=beta, out=delta, workspace=workspace,
+            ).beta  # fmt: skip
         return tracker.result()
 
     def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:

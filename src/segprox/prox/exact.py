@@ -8,9 +8,10 @@ F falls with beta: linearly, with a kink at each a_i, and with a jump down there
 (r_i > a_i). The answer is the smallest beta with F(beta) <= lambda.
 
 Passes over all elements run on the tensors' device and end with one synchronisation each; what is small, a sample and
-the elements near the answer, is sorted on the host, where an operation on a thousand numbers takes microseconds.
+the elements near the answer, is solved on the host, where an operation on a thousand numbers takes microseconds.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SORTED = 2048  # so few elements are sorted outright
-SAMPLE = 256, 16  # so many runs of so many neighbours make a sample: neighbours, because they share cache lines
-NEWTON_STEPS = 10
-MARGIN = 64  # how many elements of the sample lie between the guess and either end of the bracket around it
+SAMPLE = 128, 16  # so many runs of so many neighbours make a sample: neighbours, because they share cache lines
+SORTED = 2048  # so few elements are sorted outright; the sample is one of them
+FEW = 32  # so few elements of the sample say little about where the answer is among them
+GOOD_GUESS = 0.05  # how far, relative to it, the answer may seem from a guess that is worth following
+NEWTON_STEPS = 12
 ROW = 4096  # elements added up in their own precision before float64 takes over
 
 Array = NDArray[np.float64]
@@ -37,12 +39,22 @@ class _Sums(NamedTuple):
         """Whether F(beta) > lambda while exactly these elements are active."""
         return self.moment - beta * self.weight > step
 
+    def root(self, step: float) -> float:
+        """The beta with F(beta) = lambda, were exactly these elements active at it."""
+        return (self.moment - step) / self.weight if self.weight else 0.0
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(self.weight + other.weight, self.moment + other.moment)
+
+    def without(self, other: "_Sums") -> "_Sums":
+        return _Sums(self.weight - other.weight, self.moment - other.moment)
+
 
 class _Bracket(NamedTuple):
-    """What is known of the answer: it lies in [low, high], and these elements above high are active."""
+    """What is known of the answer: it lies in [low, high], and these are the sums over the elements above high."""
 
-    low: float
-    high: float
+    low: float = 0.0
+    high: float = math.inf
     outer: _Sums = _Sums()
 
 
@@ -50,52 +62,151 @@ class _Elements(NamedTuple):
     """Elements on the host, in float64."""
 
     size: Array  # a
-    weight: Array  # s
     moment: Array  # s r
+    weight: Array | None  # s, or ones
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.intp] | slice) -> "_Elements":
-        return _Elements(self.size[chosen], self.weight[chosen], self.moment[chosen])
+        return _Elements(self.size[chosen], self.moment[chosen], None if self.weight is None else self.weight[chosen])
 
-    def sums(self, chosen: NDArray[np.bool_], outer: _Sums) -> _Sums:
+    def weights(self) -> Array:
+        return np.ones_like(self.size) if self.weight is None else self.weight
+
+    def above(self, beta: float) -> _Sums:
+        """The sums over the elements larger than beta."""
+        active = self.size > beta
         # einsum, not dot: BLAS would wake threads for this, which then spin in the way of torch's
-        weight, moment = (float(np.einsum("i,i->", chosen, values)) for values in (self.weight, self.moment))
-        return _Sums(outer.weight + weight, outer.moment + moment)
+        weight = np.count_nonzero(active) if self.weight is None else np.einsum("i,i->", active, self.weight)
+        return _Sums(float(weight), float(np.einsum("i,i->", active, self.moment)))
+
+
+class _Image(NamedTuple):
+    """All elements, on their device."""
+
+    size: Tensor
+    reach: Tensor
+    weight: Tensor | None
+    scratch: Tensor
+
+    def all(self) -> _Elements:
+        return _to_host(self.size, self.reach, self.weight)
+
+    def sample(self) -> _Elements:
+        runs, length = SAMPLE
+
+        def choose(values: Tensor) -> Tensor:
+            return values[: len(values) // runs * runs].view(runs, -1)[:, :length].reshape(-1)
+
+        return _to_host(choose(self.size), choose(self.reach), None if self.weight is None else choose(self.weight))
+
+    def rounded(self, beta: float) -> float:
+        """The beta that elements can be compared with on host and device alike."""
+        return self.size.new_tensor(beta).item()
+
+    def above(self, beta: float) -> _Sums:
+        """The sums over the elements larger than beta, in one pass that allocates nothing."""
+        active = torch.gt(self.size, beta, out=self.scratch)  # as 0.0 and 1.0: far faster than comparing into bools
+        weight_sum = _sum(active if self.weight is None else active.mul_(self.weight))
+        return _Sums(weight_sum, _sum(active.mul_(self.reach)))
+
+    def between(self, low: float, high: float) -> _Elements:
+        """The elements in (low, high]."""
+        if self.size.device.type == "cpu":
+            # numpy compares and searches several times as fast, if it need not ask for memory
+            sizes, flags = self.size.numpy(), self.scratch.view(torch.uint8).numpy().view(np.bool_)
+            above, within = flags[: len(sizes)], flags[len(sizes) : 2 * len(sizes)]
+            np.logical_and(np.greater(sizes, low, out=above), np.less_equal(sizes, high, out=within), out=above)
+            near = torch.from_numpy(np.flatnonzero(above))
+        else:
+            near = ((self.size > low) & (self.size <= high)).nonzero().squeeze(1)
+        return _to_host(self.size[near], self.reach[near], None if self.weight is None else self.weight[near])
+
+
+def _to_host(size: Tensor, reach: Tensor, weight: Tensor | None) -> _Elements:
+    sizes, moments = (values.cpu().numpy().astype(np.float64) for values in (size, reach))
+    if weight is None:
+        return _Elements(sizes, moments, None)
+    weights = weight.cpu().numpy().astype(np.float64)
+    return _Elements(sizes, np.multiply(moments, weights, out=moments), weights)
+
+
+def _sum(values: Tensor) -> float:
+    """The sum, row by row: the errors of short rows are tiny and average out when float64 adds them up."""
+    even = len(values) // ROW * ROW
+    return (values[:even].view(-1, ROW).sum(1).sum(dtype=torch.float64) + values[even:].sum()).item()
 
 
 def exact_size(
-    size: Tensor, reach: Tensor, weight: Tensor | None, step: float, largest: float, scratch: Tensor
+    size: Tensor, reach: Tensor, weight: Tensor | None, step: float, scratch: Tensor, guess: float | None = None
 ) -> float:
     """The size beta of one image's result.
 
-    A sample brackets the answer between two elements. One pass adds up what is above the bracket, one gathers the few
-    percent of the elements within it, and the answer is found among those.
+    A sample gives a guess. One pass adds up what is above the guess, which tells on which side of it and about how far
+    away the answer is; one more gathers the elements in between, about one percent, and the answer is found there.
 
     Args:
         size: a = |clipped point|, `[n]`.
         reach: r = |point|, `[n]`.
         weight: s, the diagonal of the metric, `[n]`, or ones.
         step: lambda.
-        largest: the largest size.
         scratch: a tensor like `size` to write to.
+        guess: where the answer is expected, if known; if that proves right, no sample is taken.
     """
-    bracket = _Bracket(0.0, largest)
-    if len(size) > SORTED:
-        bottom, top = _guess(_sample(size, reach, weight), len(size), step, bracket)
-        if bottom == 0 and not _sums(size, reach, weight, 0.0, scratch).exceed(step, 0.0):
-            return 0.0
-        outer = _Sums() if top == bracket.high else _sums(size, reach, weight, top, scratch)
-        near = _between(size, bottom, top, scratch)
-        elements = _to_host(size[near], reach[near], None if weight is None else weight[near])
-        not_below = bottom == bracket.low or elements.sums(elements.size > bottom, outer).exceed(step, bottom)
-        if not_below and not outer.exceed(step, top):  # nearly always: else the sample misled
-            return _solve(elements, step, _Bracket(bottom, top, outer))
-    return _solve(_to_host(size, reach, weight), step, bracket)
+    image = _Image(size, reach, weight, scratch)
+    if len(size) <= SORTED:
+        return _solve(image.all(), step, _Bracket())
+    if guess:
+        guess = image.rounded(guess)
+        sums = image.above(guess)
+        if abs(sums.root(step) - guess) < GOOD_GUESS * guess:
+            return _near(guess, sums, _Bracket(), image, step)
+    sample = image.sample()
+    guess = _solve(sample, step * len(sample.size) / len(size), _Bracket())
+    likely = _around(guess, sample)
+    if likely.high < math.inf:
+        guess = image.rounded(guess)
+        return _near(guess, image.above(guess), likely, image, step)
+    larger = image.between(likely.low, math.inf)  # so few elements are larger that they can all be gathered
+    sums = larger.above(likely.low)
+    if sums.exceed(step, likely.low):
+        return _solve(larger, step, likely)
+    return _near(likely.low, sums, _Bracket(), image, step)
+
+
+def _near(guess: float, sums: _Sums, likely: _Bracket, image: _Image, step: float) -> float:
+    """The answer, from a guess and the sums above it."""
+    if sums.exceed(step, guess):
+        high = min(image.rounded(2 * sums.root(step) - guess), likely.high)  # twice as far as it seems
+        elements = image.between(guess, high)
+        outer = sums.without(elements.above(guess))
+        if 2 * outer.weight < sums.weight or 2 * outer.moment < sums.moment:
+            outer = image.above(high)  # a difference of nearly equal numbers would be inaccurate
+        if outer.exceed(step, high):  # rarely: the guess misled
+            return _solve(image.between(high, math.inf), step, _Bracket(low=high))
+        return _solve(elements, step, _Bracket(guess, high, outer))
+    # Left of the guess F is at least what its piece there would be, continued: the answer is not below that root.
+    lowest = max(image.rounded(sums.root(step)), 0.0)
+    low = max(lowest, likely.low)
+    beta = _solve(image.between(low, guess), step, _Bracket(low, guess, sums))
+    if beta > low or low == lowest:
+        return beta
+    return _solve(image.between(lowest, guess), step, _Bracket(lowest, guess, sums))  # rarely: the guess misled
+
+
+def _around(guess: float, sample: _Elements) -> _Bracket:
+    """Two elements of the sample between which the answer most likely lies; 0 or infinity where there is none."""
+    above = int(np.count_nonzero(sample.size > guess))
+    below, margin = len(sample.size) - above, int(2 * math.sqrt(above)) + 4  # by how much such a count may be off
+    ranks = [rank for rank in (below - margin, below + margin) if 0 <= rank < len(sample.size)]
+    ordered = np.partition(sample.size, ranks)
+    low = float(ordered[below - margin]) if below >= margin else 0.0
+    high = float(ordered[below + margin]) if above > max(margin, FEW) else math.inf
+    return _Bracket(low, high)
 
 
 def _solve(elements: _Elements, step: float, bracket: _Bracket) -> float:
-    """The answer among elements on the host."""
+    """The answer among the elements within the bracket."""
     newton = _by_newton(elements, step, bracket)
-    return _by_bracketing(elements, step, bracket) if newton is None else newton
+    return _by_halving(elements, step, bracket) if newton is None else newton
 
 
 def _by_newton(elements: _Elements, step: float, bracket: _Bracket) -> float | None:
@@ -103,44 +214,40 @@ def _by_newton(elements: _Elements, step: float, bracket: _Bracket) -> float | N
     low, high, before = bracket.low, bracket.high, None
     beta = low
     for _ in range(NEWTON_STEPS):
-        sums = elements.sums(elements.size > beta, bracket.outer)
+        sums = elements.above(beta).plus(bracket.outer)
         if sums == before:  # the same elements are active: beta is the root of its own piece
             return beta
         if sums.exceed(step, beta):
             low = beta
+        elif before is None:
+            return low
         else:
             high = beta
-        if sums.weight == 0:
-            return None
-        beta, before = (sums.moment - step) / sums.weight, sums
+        beta, before = sums.root(step), sums
         if not low <= beta <= high:  # F jumps in between
             return None
     return None
 
 
-def _by_bracketing(elements: _Elements, step: float, bracket: _Bracket) -> float:
-    """The answer, from ever fewer elements around it, the last of which are sorted."""
-    count = len(elements.size) + 1
-    while SORTED < len(elements.size) < count:
-        count = len(elements.size)
-        stride = count // (SAMPLE[0] * SAMPLE[1]) + 1
-        bottom, top = _guess(elements.where(slice(None, None, stride)), count, step, bracket)
-        above = elements.sums(elements.size > top, bracket.outer)
-        from_bottom = elements.sums(elements.size > bottom, bracket.outer)
-        if above.exceed(step, top):
-            elements, bracket = elements.where(elements.size > top), bracket._replace(low=top)
-        elif from_bottom.exceed(step, bottom):
-            inside = (elements.size > bottom) & (elements.size <= top)
-            elements, bracket = elements.where(inside), _Bracket(bottom, top, above)
-        else:
-            elements, bracket = elements.where(elements.size <= bottom), _Bracket(bracket.low, bottom, from_bottom)
+def _by_halving(elements: _Elements, step: float, bracket: _Bracket) -> float:
+    """The answer, from half as many elements around it every time, the last of which are sorted."""
+    while len(elements.size) > SORTED:
+        half = len(elements.size) // 2
+        middle = float(np.partition(elements.size, half)[half])
+        if elements.above(middle).plus(bracket.outer).exceed(step, middle):
+            elements, bracket = elements.where(elements.size > middle), bracket._replace(low=middle)
+            continue
+        outer = elements.above(math.nextafter(middle, 0.0)).plus(bracket.outer)  # now with the middle itself
+        if outer.exceed(step, middle):
+            return middle  # F jumps over lambda here
+        elements, bracket = elements.where(elements.size < middle), _Bracket(bracket.low, middle, outer)
     return _by_sorting(elements, step, bracket)
 
 
 def _by_sorting(elements: _Elements, step: float, bracket: _Bracket) -> float:
     """The answer from the elements in order, piece of F by piece."""
     ordered = elements.where(np.argsort(-elements.size))
-    weight = bracket.outer.weight + np.append(0.0, ordered.weight.cumsum())  # with the j largest active, j = 0 .. n
+    weight = bracket.outer.weight + np.append(0.0, ordered.weights().cumsum())  # with the j largest active
     moment = bracket.outer.moment + np.append(0.0, ordered.moment.cumsum())
     lower, upper = np.append(ordered.size, bracket.low), np.append(bracket.high, ordered.size)  # while beta is within
     holds_root = moment - lower * weight > step
@@ -148,56 +255,3 @@ def _by_sorting(elements: _Elements, step: float, bracket: _Bracket) -> float:
     if not holds_root[j]:
         return bracket.low
     return float(min((moment[j] - step) / weight[j], upper[j]))  # the root, or the jump at the end of the piece
-
-
-def _guess(sample: _Elements, count: int, step: float, bracket: _Bracket) -> tuple[float, float]:
-    """A bracket (bottom, top) that most likely holds the answer among `count` elements, from a sample of them."""
-    size, weight, moment = sample.where(np.argsort(-sample.size))
-    stride, outer = count / len(size), bracket.outer
-    larger_weight = outer.weight + stride * (weight.cumsum() - weight)
-    larger_moment = outer.moment + stride * (moment.cumsum() - moment)
-    above = int(np.count_nonzero(larger_moment - size * larger_weight <= step))  # so many are above the answer
-    bottom = float(size[above + MARGIN]) if above + MARGIN < len(size) else bracket.low
-    top = float(size[above - MARGIN]) if above >= MARGIN else bracket.high
-    return bottom, top
-
-
-def _sample(size: Tensor, reach: Tensor, weight: Tensor | None) -> _Elements:
-    runs, length = SAMPLE
-
-    def choose(values: Tensor) -> Tensor:
-        return values[: len(values) // runs * runs].view(runs, -1)[:, :length].reshape(-1)
-
-    return _to_host(choose(size), choose(reach), None if weight is None else choose(weight))
-
-
-def _to_host(size: Tensor, reach: Tensor, weight: Tensor | None) -> _Elements:
-    sizes, moments = (values.cpu().numpy().astype(np.float64) for values in (size, reach))
-    if weight is None:
-        return _Elements(sizes, np.ones_like(sizes), moments)
-    weights = weight.cpu().numpy().astype(np.float64)
-    return _Elements(sizes, weights, np.multiply(moments, weights, out=moments))
-
-
-def _between(size: Tensor, bottom: float, top: float, scratch: Tensor) -> Tensor:
-    """The indices of the elements in (bottom, top]."""
-    if size.device.type != "cpu":
-        return ((size > bottom) & (size <= top)).nonzero().squeeze(1)
-    # numpy compares and searches several times as fast, if it need not ask for memory
-    sizes, flags = size.numpy(), scratch.view(torch.uint8).numpy().view(np.bool_)
-    above, within = flags[: len(sizes)], flags[len(sizes) : 2 * len(sizes)]
-    np.logical_and(np.greater(sizes, bottom, out=above), np.less_equal(sizes, top, out=within), out=above)
-    return torch.from_numpy(np.flatnonzero(above))
-
-
-def _sums(size: Tensor, reach: Tensor, weight: Tensor | None, beta: float, scratch: Tensor) -> _Sums:
-    """The sums over the elements larger than beta, in one pass that allocates nothing."""
-    active = torch.gt(size, beta, out=scratch)  # as 0.0 and 1.0: far faster than comparing into bools
-    weight_sum = _sum(active if weight is None else active.mul_(weight))
-    return _Sums(weight_sum, _sum(active.mul_(reach)))
-
-
-def _sum(values: Tensor) -> float:
-    """The sum, row by row: the errors of short rows are tiny and average out when float64 adds them up."""
-    even = len(values) // ROW * ROW
-    return (values[:even].view(-1, ROW).sum(1).sum(dtype=torch.float64) + values[even:].sum()).item()

@@ -41,6 +41,7 @@ def prox_linf_box(
     *,
     precision: float = 1e-5,
     max_iterations: int = 10_000,
+    guess: Tensor | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Prox:
@@ -58,6 +59,8 @@ def prox_linf_box(
         solver: `exact` (to rounding), `ternary` (Algorithm 1), or one of the splitting methods `dfb`, `adfb` and `dr`.
         precision: of `ternary`, the absolute precision of beta; of the splitting methods, the change to stop at.
         max_iterations: of the splitting methods.
+        guess: of `exact`, where beta is expected, `[B]`: in a loop, the last one. A good guess saves time and a bad one
+            costs some; the result is the same to rounding.
         out: where to write the result; may be `point` itself.
         workspace: memory from `prox_workspace`, to be used again in every call of a loop.
 
@@ -86,11 +89,13 @@ def prox_linf_box(
         clipped = torch.clamp(point[i], lower[i], upper[i], out=result[i])  # from here on point[i] may be overwritten
         torch.abs(clipped, out=size)
         weight = None if metric is None else metric[i].flatten()
-        largest = size.max().item() if size.numel() else 0.0
-        _refuse_nan(i, largest)
-        flat = size.flatten(), reach.flatten(), weight, step[i].item(), largest
+        _refuse_nan(i, size.sum().item())
+        flat = size.flatten(), reach.flatten(), weight, step[i].item()
         one, two = scratch[0].flatten(), scratch[1].flatten()
-        beta.append(ternary_size(*flat, (one, two), precision) if solver == "ternary" else exact_size(*flat, one))
+        if solver == "ternary":
+            beta.append(ternary_size(*flat, (one, two), precision))
+        else:
+            beta.append(exact_size(*flat, one, None if guess is None else guess[i].item()))
         clipped.clamp_(-beta[-1], beta[-1])
     return Prox(result, point.new_tensor(beta))
 
@@ -100,8 +105,8 @@ def prox_workspace(point: Tensor) -> Tensor:
     return point.new_empty(4, *point.shape[1:])
 
 
-def _refuse_nan(image: int, largest: float) -> None:
-    if math.isnan(largest):
+def _refuse_nan(image: int, size: float) -> None:
+    if math.isnan(size):
         raise SegproxError(f"point {image} of the batch holds NaN")
 
 

@@ -63,7 +63,7 @@ def _shrink(point: Tensor, step: Tensor) -> Tensor:
     """The proximity operator of step * ||.||_inf alone."""
     size = point.abs()
     flat = size.flatten()
-    beta = exact_size(flat, flat, None, step.item(), flat.max().item(), torch.empty_like(flat)) if len(flat) else 0.0
+    beta = exact_size(flat, flat, None, step.item(), torch.empty_like(flat))
     return torch.clamp(point, -beta, beta)
 
 

@@ -11,7 +11,6 @@ def ternary_size(
     reach: Tensor,
     weight: Tensor | None,
     step: float,
-    largest: float,
     scratch: tuple[Tensor, Tensor],
     precision: float,
 ) -> float:
@@ -22,11 +21,10 @@ def ternary_size(
         reach: |point|, `[n]`; the signs do not matter, because p, the clipped point and the point agree in them.
         weight: the diagonal of the metric, `[n]`, or ones.
         step: lambda.
-        largest: the largest size.
         scratch: two tensors like `size` to write to.
         precision: Delta beta.
     """
-    low, high = 0.0, largest  # lines 2 and 3
+    low, high = 0.0, size.max().item() if len(size) else 0.0  # lines 2 and 3
     steps = math.ceil(math.log(precision / max(high, precision)) / math.log(2 / 3))  # line 4
     for _ in range(steps):  # lines 5 to 18
         third = (high - low) / 3
