@@ -32,7 +32,7 @@ def objective(p, point, step, metric):
     return (0.5 * weight.double() * (p - point).double() ** 2).sum(1) + step * p.abs().amax(1)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(
     seed=st.integers(0, 2**31),
     batch=st.integers(1, 3),
@@ -51,7 +51,7 @@ def test_exact_agrees_with_sorting(seed, batch, size, sigma, step, spread, dtype
     torch.testing.assert_close(found.result.double(), expected, rtol=DTYPES[dtype], atol=0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**31),
     sigma=st.sampled_from([1e-3, 0.03, 0.3, 3.0]),
@@ -88,7 +88,7 @@ def test_a_sample_that_misleads_costs_time_only():
     assert beta == pytest.approx(size[9].item() - 10 / 1e6, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**31),
     sigma=st.sampled_from([1e-3, 0.03, 0.3, 3.0]),
@@ -104,7 +104,7 @@ def test_a_guess_does_not_change_the_answer(seed, sigma, step, spread, dtype, gu
     assert ((found - beta).abs() <= DTYPES[dtype] * beta).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 60),

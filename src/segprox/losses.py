@@ -8,7 +8,7 @@ As constraints (paper, equation 3) the values of `margin` and `dlr_plus` are pos
 its goal at a pixel and negative once it has, targeted or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance:
     other = _largest_other(own, first, second)
 
     def pullback(weights: Tensor) -> Tensor:
-        return _margin_gradient(logits, labels, other, sign * weights)
+        return _gradient(logits, labels, sign * weights, own, [(other, -sign * weights)])
 
     return Loss((own - other).mul_(sign).add_(tolerance), pullback)
 
@@ -69,15 +69,11 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
 
     def pullback(weights: Tensor) -> Tensor:
         per_width = weights / width
-        gradient = _margin_gradient(logits, labels, other, sign * per_width)
         # d(ratio)/d(width) = -ratio / width, and the width grows with its high end and falls with its low ends
-        through_width = per_width.mul_(ratio).unsqueeze(1)
-        equal = torch.eq(logits, ranked[0].unsqueeze(1), out=torch.empty_like(logits))
-        gradient.addcmul_(equal, through_width, value=-1)
-        for low in lows:
-            torch.eq(logits, low.value.unsqueeze(1), out=equal)
-            gradient.addcmul_(equal, through_width, value=1 / len(lows))
-        return gradient
+        through_width = per_width * ratio
+        through_low = through_width / len(lows)
+        terms = [(other, -sign * per_width), (ranked[0], -through_width), *((low.value, through_low) for low in lows)]
+        return _gradient(logits, labels, sign * per_width, own, terms)
 
     return Loss(ratio + tolerance, pullback)
 
@@ -121,8 +117,18 @@ def _largest_other(own: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.where(own == first, second, first)
 
 
-def _margin_gradient(logits: Tensor, labels: Tensor, other: Tensor, weights: Tensor) -> Tensor:
-    """Gradient of `sum(weights * (z_y - z_other))`: `weights` at the label, `-weights` where a logit equals `other`."""
-    equal = torch.eq(logits, other.unsqueeze(1), out=torch.empty_like(logits))
-    gradient = equal.mul_(-weights.unsqueeze(1))
-    return gradient.scatter_(1, labels.unsqueeze(1), weights.unsqueeze(1))
+def _gradient(
+    logits: Tensor, labels: Tensor, at_label: Tensor, own: Tensor, terms: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """A gradient of a few entries per pixel: `at_label` at the label, and for each (value, weight) of `terms` the weight
+    wherever a logit equals the value; the first of these values is that of another class, so it skips the label.
+
+    One class plane after the other, which stays within the caches.
+    """
+    gradient, equal = torch.zeros_like(logits), torch.empty_like(own)
+    for plane, result in zip(logits.unbind(1), gradient.unbind(1)):
+        for value, weight in terms:
+            result.addcmul_(torch.eq(plane, value, out=equal), weight)
+    other, weight = terms[0]
+    at_label = at_label.addcmul(torch.eq(own, other, out=equal), weight, value=-1)
+    return gradient.scatter_add_(1, labels.unsqueeze(1), at_label.unsqueeze(1))

@@ -29,12 +29,14 @@ def predictions(logits: Tensor) -> Tensor:
     """The class of each pixel, `[B, K, H, W]` to `[B, H, W]`: the first largest logit, or K where a logit is NaN.
 
     The same as `logits.argmax(1)` but for NaN. On CPUs argmax over a strided axis is slow (a tenth of a small network's
-    forward and backward); comparing with the maximum and ranking by class is vectorised.
+    forward and backward); comparing plane by plane with the maximum is vectorised and stays within the caches.
     """
-    num_classes = logits.shape[1]
-    rank = torch.arange(num_classes, 0, -1, device=logits.device, dtype=logits.dtype).view(-1, 1, 1)
-    is_largest = torch.eq(logits, logits.amax(1, keepdim=True), out=torch.empty_like(logits))
-    return num_classes - is_largest.mul_(rank).amax(1).long()
+    num_classes, largest = logits.shape[1], logits.amax(1)
+    rank, is_largest = torch.zeros_like(largest), torch.empty_like(largest)
+    for k, plane in enumerate(logits.unbind(1)):
+        torch.eq(plane, largest, out=is_largest)
+        torch.maximum(rank, is_largest.mul_(num_classes - k), out=rank)
+    return num_classes - rank.long()
 
 
 @dataclass(frozen=True, eq=False)
