@@ -120,10 +120,10 @@ def _largest_other(own: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def _gradient(
     logits: Tensor, labels: Tensor, at_label: Tensor, own: Tensor, terms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """A gradient of a few entries per pixel: `at_label` at the label, and for each (value, weight) of `terms` the weight
-    wherever a logit equals the value; the first of these values is that of another class, so it skips the label.
+    """A gradient of a few entries per pixel, one class plane after the other, which stays within the caches.
 
-    One class plane after the other, which stays within the caches.
+    It is `at_label` at the label, plus, for each (value, weight) of `terms`, the weight wherever a logit equals the
+    value. The first of these values is another class's, so its weight leaves out the label.
     """
     gradient, equal = torch.zeros_like(logits), torch.empty_like(own)
     for plane, result in zip(logits.unbind(1), gradient.unbind(1)):
