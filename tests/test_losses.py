@@ -1,9 +1,12 @@
+import math
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segprox.losses import dlr, dlr_plus, margin
+from segprox.losses import cross_entropy, dlr, dlr_plus, houdini, js_divergence, margin, tsallis
 
 LOSSES = {"margin": margin, "dlr_plus": dlr_plus, "dlr": dlr}
 
@@ -114,5 +117,124 @@ def test_neither_logits_nor_weights_are_changed():
     copies = logits.clone(), weights.clone()
     for loss in LOSSES.values():
         loss(logits, labels).pullback(weights)
+    assert torch.equal(logits, copies[0])
+    assert torch.equal(weights, copies[1])
+
+
+def log_p(logits):
+    return logits - logits.exp().sum(1, keepdim=True).log()
+
+
+def at_label(values, labels):
+    return values.gather(1, labels[:, None])[:, 0]
+
+
+def cross_entropy_by_definition(logits, labels):
+    return -at_label(log_p(logits), labels)
+
+
+def js_by_definition(logits, labels):
+    """The mean of the divergences of p and of the one-hot label from their mean."""
+    log_of_p, one_hot = log_p(logits), torch.nn.functional.one_hot(labels, logits.shape[1]).movedim(-1, 1)
+    log_of_mean = ((log_of_p.exp() + one_hot) / 2).log()
+    from_p = (log_of_p.exp() * (log_of_p - log_of_mean)).sum(1)
+    from_label = -at_label(log_of_mean, labels)  # the label's own entropy is 0
+    return (from_p + from_label) / 2
+
+
+def tsallis_by_definition(q):
+    def formula(logits, labels):
+        p = at_label(log_p(logits), labels).exp()
+        return -p.log() if q == 1 else (1 - p ** (1 - q)) / (1 - q)
+
+    return formula
+
+
+def houdini_by_definition(logits, labels):
+    gap = logits.amax(1) - at_label(logits, labels)
+    return 0.5 * (1 + torch.erf(gap / math.sqrt(2))) * -at_label(log_p(logits), labels)
+
+
+QS = [-2.0, 0.0, 0.5, 1.0]
+ENTROPIES = {
+    "cross_entropy": (cross_entropy, cross_entropy_by_definition),
+    "js_divergence": (js_divergence, js_by_definition),
+    "houdini": (houdini, houdini_by_definition),
+    **{f"tsallis {q:g}": (partial(tsallis, q=q), tsallis_by_definition(q)) for q in QS},
+}
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+@given(classes=st.integers(2, 8), seed=st.integers(0, 2**31), spread=st.sampled_from([0.1, 1.0, 5.0]))
+def test_entropies_and_their_gradients_follow_the_formula(name, classes, seed, spread):
+    loss, formula = ENTROPIES[name]
+    logits, labels, weights = random_case(classes, seed, (2, 3, 2))
+    logits, weights = spread * logits + 2, weights - 0.5  # weights of either sign
+    leaf = logits.clone().requires_grad_()
+    expected = formula(leaf, labels)
+    (gradient,) = torch.autograd.grad((weights * expected).sum(), leaf)
+    values, pullback = loss(logits, labels)
+    torch.testing.assert_close(values, expected.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(pullback(weights), gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+@given(classes=st.integers(2, 8), seed=st.integers(0, 2**31), spread=st.sampled_from([0.1, 1.0, 5.0]))
+def test_entropies_are_accurate_in_float32(name, classes, seed, spread):
+    loss, formula = ENTROPIES[name]
+    logits, labels, _ = random_case(classes, seed, (2, 3, 2))
+    logits = (spread * logits).float()
+    torch.testing.assert_close(
+        loss(logits, labels).values.double(), formula(logits.double(), labels), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("lead", [1e3, 1e4, 1e30])  # the smaller p, and its root, are 0 in float32
+def test_entropies_of_certain_pixels(lead, classes):
+    logits = torch.zeros(1, classes, 1, 2)
+    logits[0, 0] = lead
+    labels, ones = torch.tensor([[[0, 1]]]), torch.ones(1, 1, 2)  # p_y is 1, then 0
+    towards = [[0.0, 1.0], [0.0, -1.0], [0.0, 0.0]][:classes]  # the gradient of -log p_y at p_y = 1 and 0
+    nowhere = [[0.0, 0.0]] * classes
+    expected = {
+        "cross_entropy": ([0, lead], towards),
+        "js_divergence": ([0, math.log(2)], nowhere),
+        "houdini": ([0, lead], towards),
+        "tsallis -2": ([0, 1 / 3], nowhere),
+        "tsallis 0": ([0, 1], nowhere),
+        "tsallis 0.5": ([0, 2], nowhere),
+        "tsallis 1": ([0, lead], towards),
+    }
+    for name, (loss, _) in ENTROPIES.items():
+        values, pullback = loss(logits, labels)
+        assert values.flatten().tolist() == pytest.approx(expected[name][0], rel=1e-6, abs=1e-6)
+        assert pullback(ones)[0, :, 0].tolist() == expected[name][1]
+
+
+@given(seed=st.integers(0, 2**31), spread=st.sampled_from([1.0, 10.0, 100.0]))
+def test_js_divergence_lies_between_0_and_log_2(seed, spread):
+    logits, labels, _ = random_case(4, seed)
+    values = js_divergence(spread * logits, labels).values
+    assert (values >= -1e-15).all()
+    assert (values <= math.log(2) + 1e-15).all()
+
+
+def test_tsallis_goes_to_cross_entropy_with_q_to_1():
+    logits, labels, _ = random_case(4)
+    expected = cross_entropy_by_definition(logits, labels)
+    for gap in (1e-4, 1e-8, 1e-12):  # 1 - p^gap would cancel
+        found = tsallis(logits, labels, 1 - gap).values
+        torch.testing.assert_close(found, expected, rtol=0, atol=10 * gap + 1e-12)
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+def test_entropies_change_no_input_and_pull_back_as_often_as_asked(name):
+    logits, labels, weights = random_case(5)
+    copies = logits.clone(), weights.clone()
+    values, pullback = ENTROPIES[name][0](logits, labels)
+    value_copy, first = values.clone(), pullback(weights).clone()
+    assert torch.equal(pullback(weights), first)
+    assert torch.equal(values, value_copy)
     assert torch.equal(logits, copies[0])
     assert torch.equal(weights, copies[1])

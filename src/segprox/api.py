@@ -22,6 +22,7 @@ def attack(
     ignore: Iterable[int] = (255,),
     mask: Tensor | None = None,
     threshold: float = 0.99,
+    seed: int = 0,
     callback: Callback | None = None,
     **options: Any,
 ) -> Attacked:
@@ -37,6 +38,7 @@ def attack(
         ignore: label values of pixels that do not count.
         mask: True where a pixel counts, `[B, H, W]`.
         threshold: the share of counted pixels that makes a success.
+        seed: of random starts; an image gets the same ones in any batch.
         callback: called with a `Progress` at every iteration.
         options: the attack's hyper-parameters, such as `steps`.
 
@@ -52,6 +54,6 @@ def attack(
     with nullcontext() if isinstance(model, Segmenter) else restored(model):
         segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
         problem = Problem.build(
-            images.to(segmenter.device), labels, target=target, ignore=ignore, mask=mask, threshold=threshold
+            images.to(segmenter.device), labels, target=target, ignore=ignore, mask=mask, threshold=threshold, seed=seed
         )
         return chosen.run(segmenter, problem, callback)

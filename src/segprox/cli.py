@@ -10,13 +10,14 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import segprox
-from segprox.attacks import ATTACKS, Attack, make_attack
+from segprox.attacks import ATTACKS, Attack, describe, find_attack, make_attack, norms
 from segprox.data import DATASETS, Dataset, load_dataset
 from segprox.errors import SegproxError
 from segprox.models import MODELS, Segmenter, load_model
@@ -124,13 +125,11 @@ class Listable(StrEnum):
 @app.command("list")
 def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> None:
     """List the attacks, models or datasets that can be named in other commands."""
-    table = Table()
     if what is Listable.ATTACKS:
-        for heading in ("attack", "family", "norm", "paper"):
-            table.add_column(heading, overflow="fold")
-        for name, cls in sorted(ATTACKS.items()):
-            table.add_row(name, cls.family, cls.norm, cls.paper)
-    elif what is Listable.MODELS:
+        _list_attacks()
+        return
+    table = Table()
+    if what is Listable.MODELS:
         for heading in ("model", "parameters"):
             table.add_column(heading)
         for name in sorted(MODELS):
@@ -142,6 +141,52 @@ def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> No
             dataset = load_dataset(name)
             table.add_row(name, str(len(dataset)), ", ".join(dataset.classes))
     out.print(table)
+
+
+def _list_attacks() -> None:
+    titles = {
+        "minimal": "Minimal attacks: the smallest perturbation that succeeds",
+        "budget": "Budget attacks: the most damage within epsilon",
+    }
+    for family, title in titles.items():
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for heading, justify in (("attack", "left"), ("norms", "left"), ("forwards", "right"), ("backwards", "right")):
+            table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column("what it does, and its paper", overflow="fold")
+        for name, entry in ATTACKS.items():
+            attack = make_attack(name)
+            if attack.family == family:
+                cost = attack.cost()
+                about = f"{entry.about} [dim]({entry.short_citation})[/]"
+                table.add_row(name, norms(attack), str(cost.forwards), str(cost.backwards), about)
+        out.print(table)
+    out.print("Forwards and backwards: the most that an attack with its default fields asks of the model, per image.")
+    out.print(
+        "bisect:NAME makes a minimal attack of a budget attack. Fields: segprox attacks show NAME", highlight=False
+    )
+
+
+attacks_app = typer.Typer(help="Look closer at an attack.", no_args_is_help=True)
+app.add_typer(attacks_app, name="attacks")
+
+
+@attacks_app.command("show")
+def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list attacks.")]) -> None:
+    """Print an attack's fields with their symbols and defaults, its cost and where it comes from."""
+    entry, attack = find_attack(name), make_attack(name)
+    cost = attack.cost()
+    out.print(f"[bold]{name}[/]: {entry.about}", highlight=False)
+    out.print(f"{entry.citation}", highlight=False, style="dim")
+    out.print(f"{attack.family}; at most {cost.forwards} forwards and {cost.backwards} backwards per image")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("field", "default", "meaning"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "field")
+    for field in describe(attack):
+        table.add_row(field.name, field.default, field.meaning)
+    out.print(table)
+    out.print(
+        f"Set them with --set FIELD=VALUE, or in Python: segprox.make_attack({name!r}, FIELD=VALUE)", highlight=False
+    )
 
 
 class _Rate(ProgressColumn):
@@ -159,7 +204,7 @@ def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, tar
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out,
     )  # fmt: skip
     with bar:
-        task = bar.add_task("attacking", total=count * getattr(attack, "steps", 1))
+        task = bar.add_task("attacking", total=count * attack.cost().forwards)
         for i in range(count):
             sample = data[i]
             bar.update(task, description=f"attacking {sample.name} ({i + 1}/{count})")

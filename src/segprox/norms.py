@@ -1,6 +1,6 @@
-"""Distances between images, one number per image."""
+"""Norms of perturbations, one number per image, and the balls they make."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -30,3 +30,77 @@ def distance(difference: Tensor, norm: NormName) -> Tensor:
         return (difference != 0).any(1).flatten(1).sum(1).to(difference.dtype)
     order = {"l1": 1, "l2": 2}[norm]
     return per_image(lambda image: torch.linalg.vector_norm(image, order), flat)
+
+
+def dual(norm: NormName) -> NormName:
+    """The norm that bounds how much a linear function changes within a ball of `norm`."""
+    duals: dict[NormName, NormName] = {"l0": "linf", "l1": "linf", "l2": "l2", "linf": "l1"}
+    return duals[norm]
+
+
+def scale(batch: Tensor, factor: Tensor) -> Tensor:
+    """Each image of `batch` `[B, ...]` times its own factor `[B]`."""
+    return batch * factor.view(-1, *[1] * (batch.ndim - 1))
+
+
+def unit(batch: Tensor, norm: NormName = "l2") -> Tensor:
+    """Each image of `batch` `[B, ...]` divided by its norm; 0 stays 0."""
+    tiny = torch.finfo(batch.dtype).tiny
+    moderate = scale(batch, 1 / distance(batch, "linf").clamp(min=tiny))  # so that squares neither vanish nor overflow
+    return moderate if norm == "linf" else scale(moderate, 1 / distance(moderate, norm).clamp(min=tiny))
+
+
+def steepest(gradient: Tensor, norm: NormName) -> Tensor:
+    """The direction of norm 1 in which a linear function of this gradient grows fastest, for `l2` and `linf`."""
+    return gradient.sign() if norm == "linf" else unit(gradient)
+
+
+def project(difference: Tensor, radius: Tensor, norm: NormName) -> Tensor:
+    """The nearest perturbation within a ball: `[B, C, H, W]` and a radius per image `[B]` to `[B, C, H, W]`."""
+    if norm == "linf":
+        bound = radius.view(-1, 1, 1, 1)
+        return torch.clamp(difference, -bound, bound)
+    if norm == "l2":
+        length = distance(difference, "l2").clamp(min=torch.finfo(difference.dtype).tiny)
+        return scale(difference, (radius / length).clamp(max=1))
+    pairs = zip(difference, radius.tolist())
+    nearest = _nearest_in_l0_ball if norm == "l0" else _nearest_in_l1_ball
+    return torch.stack([nearest(image, size) for image, size in pairs]) if len(radius) else difference.clone()
+
+
+def _nearest_in_l0_ball(image: Tensor, radius: float) -> Tensor:
+    """Keep the pixels that changed most."""
+    change = image.square().sum(0)
+    if radius >= change.numel():
+        return image.clone()
+    kept = torch.zeros_like(change).flatten()
+    kept[change.flatten().topk(int(max(radius, 0))).indices] = 1
+    return image * kept.view_as(change)
+
+
+def _nearest_in_l1_ball(image: Tensor, radius: float) -> Tensor:
+    """Shrink every element by the same amount (Duchi et al., 2008)."""
+    size = image.abs()
+    if float(size.sum(dtype=torch.float64)) <= radius:
+        return image.clone()
+    ordered = size.flatten().double().sort(descending=True).values
+    excess = (ordered.cumsum(0) - radius) / torch.arange(1, len(ordered) + 1, device=image.device)
+    kept = max(int((ordered > excess).sum()), 1)  # of the largest; one at least, whatever rounding says
+    shrinkage = excess[kept - 1].clamp(min=0).to(image.dtype)
+    return image.sign() * (size - shrinkage).clamp_(min=0)
+
+
+def random_within(images: Tensor, radius: Tensor, norm: NormName, sources: Sequence[torch.Generator]) -> Tensor:
+    """Perturbations drawn uniformly from balls of `l2` or `linf`, each from its image's own source of randomness."""
+
+    def draw(source: torch.Generator) -> Tensor:
+        shape, dtype = images.shape[1:], images.dtype  # drawn on the host: the same numbers on every device
+        if norm == "linf":
+            return 2 * torch.rand(shape, generator=source, dtype=dtype) - 1
+        direction = torch.randn(shape, generator=source, dtype=dtype)
+        length = torch.rand((), generator=source, dtype=dtype) ** (1 / direction.numel())
+        scaled: Tensor = direction * (length / torch.linalg.vector_norm(direction))
+        return scaled
+
+    drawn = torch.stack([draw(source) for source in sources]) if len(sources) else torch.zeros(images.shape)
+    return scale(drawn.to(images), radius)

@@ -1,5 +1,6 @@
 """What an attack is to achieve for a batch of images, and when it has achieved it."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from segprox.errors import SegproxError
+from segprox.norms import per_image
 
 RANGE_TOLERANCE = 1e-5  # float rounding of a resize or a normalise/denormalise round trip
 
@@ -62,6 +64,7 @@ class Problem:
     mask: Tensor  # m: bool [B, H, W], the pixels that count
     targeted: bool = False
     threshold: float = 0.99  # nu: the share of counted pixels that makes a success
+    seed: int = 0  # of random starts
 
     @classmethod
     def build(
@@ -73,6 +76,7 @@ class Problem:
         ignore: Iterable[int] = (255,),
         mask: Tensor | None = None,
         threshold: float = 0.99,
+        seed: int = 0,
     ) -> "Problem":
         """Check the input and work out the mask.
 
@@ -84,6 +88,7 @@ class Problem:
             ignore: label values of pixels that do not count.
             mask: True where a pixel counts; combined with `ignore`.
             threshold: nu, the share of counted pixels that must be wrong (or on target) for a success.
+            seed: of random starts; an image gets the same ones in any batch.
         """
         if images.ndim != 4:
             raise SegproxError(f"images must have shape [batch, channels, height, width] but have {list(images.shape)}")
@@ -111,6 +116,7 @@ class Problem:
             mask=counted,
             targeted=target is not None,
             threshold=threshold,
+            seed=seed,
         )
 
     def __len__(self) -> int:
@@ -138,6 +144,27 @@ class Problem:
     def apsr(self, logits: Tensor) -> Tensor:
         """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel counts."""
         return self.rate(self.satisfied(logits))
+
+    def generators(self) -> list[torch.Generator]:
+        """A source of random numbers per image, seeded by the problem's seed and the image itself.
+
+        So neither the batch, nor the order of images, nor the device changes what an attack finds.
+        """
+        sources = []
+        for image in self.images:
+            content = image.cpu().contiguous().numpy().tobytes()
+            digest = hashlib.blake2b(content, digest_size=8, key=str(self.seed).encode()).digest()
+            sources.append(torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+        return sources
+
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """The weight of each pixel in a mean over its image's counted pixels, `[B, H, W]`."""
+        return self.mask.to(dtype) / self.mask.flatten(1).sum(1).clamp(min=1).view(-1, 1, 1)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of `values` `[B, H, W]` over each image's counted pixels, `[B]`; 0 if none counts."""
+        total = per_image(torch.sum, torch.where(self.mask, values, 0))
+        return total / self.mask.flatten(1).sum(1).clamp(min=1)
 
     def rate(self, pixels: Tensor) -> Tensor:
         """The share of counted pixels among which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`."""

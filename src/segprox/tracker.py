@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from segprox.models.segmenter import Segmenter
 from segprox.norms import NormName, distance
 from segprox.problem import Problem
+
+Goal = Literal["smallest", "most"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +39,22 @@ class Attacked:
 class Query:
     """The model's answer at one point. `gradient` may be asked for once; it frees the graph."""
 
-    logits: Tensor  # [B, K, H, W], detached
+    logits: Tensor  # [B, K, H, W], detached; 0 for images that were not asked about
+    satisfied: Tensor  # [B, H, W]: the pixels that are as the attack wants them
     norm: Tensor  # [B]
     apsr: Tensor  # [B]
     success: Tensor  # [B]
     _tracker: "Tracker" = field(repr=False)
     _images: Tensor = field(repr=False)
     _outputs: Tensor = field(repr=False)
+    _asked: Tensor = field(repr=False)
 
     def gradient(self, cotangent: Tensor) -> Tensor:
         """Pull a gradient with respect to the logits `[B, K, H, W]` back to the images `[B, C, H, W]`.
 
         Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it.
         """
-        self._tracker.backwards += 1
+        self._tracker.count(backwards=self._asked)
         (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
         return gradient.nan_to_num_(0.0, 0.0, 0.0)
 
@@ -57,14 +62,29 @@ class Query:
 class Tracker:
     """Asks the model on behalf of an attack, counts, and keeps each image's best queried point.
 
-    Best is the smallest norm among successes; before the first success, the highest APSR. Nothing here waits for the
-    device, so an attack loop runs without host synchronisation.
+    Best is the point of smallest norm among successes, before the first success the one of highest APSR (`smallest`);
+    or the one of highest APSR throughout (`most`). Nothing here waits for the device, so an attack loop runs without
+    host synchronisation, unless images are to be left out once they are done.
+
+    An attack made of attacks gives each its own tracker by `part`, which counts and remembers for the whole as well.
+
+    Args:
+        model: the model.
+        problem: what is to be achieved.
+        norm: how perturbations are measured.
+        goal: what is best.
+        stop_at_success: ask no more about an image once it is a success.
     """
 
-    def __init__(self, model: Segmenter, problem: Problem, norm: NormName) -> None:
-        self.model = model
-        self.problem = problem
-        self.norm = norm
+    def __init__(
+        self,
+        model: Segmenter,
+        problem: Problem,
+        norm: NormName,
+        goal: Goal = "smallest",
+        stop_at_success: bool = False,
+    ) -> None:
+        self.model, self.problem, self.norm, self.goal = model, problem, norm, goal
         size, device = len(problem), problem.images.device
         self.forwards = torch.zeros(size, dtype=torch.long, device=device)
         self.backwards = torch.zeros_like(self.forwards)
@@ -72,44 +92,99 @@ class Tracker:
         self.best_norm = problem.images.new_zeros(size)
         self.best_apsr = torch.full((size,), -1.0, dtype=torch.float64, device=device)
         self.success = torch.zeros(size, dtype=torch.bool, device=device)
+        self.stop_at_success = stop_at_success
+        self.skipped: Tensor | None = None  # images not to ask about, bool [B]
+        self._whole: Tracker | None = None
+        self._remembers_for_whole = True
         self._checked = False
         self._start = time.perf_counter()
+
+    def part(
+        self,
+        goal: Goal = "most",
+        *,
+        skipped: Tensor | None = None,
+        stop_at_success: bool = False,
+        remember: bool = True,
+    ) -> "Tracker":
+        """A tracker for a part of the attack.
+
+        Args:
+            goal: what is best within the part.
+            skipped: images that the part does not ask about, bool `[B]`.
+            stop_at_success: as for the whole.
+            remember: whether a point of the part may become the best of the whole.
+        """
+        part = Tracker(self.model, self.problem, self.norm, goal, stop_at_success)
+        part.skipped = skipped if self.skipped is None else self.skipped if skipped is None else skipped | self.skipped
+        part._whole, part._remembers_for_whole, part._checked = self, remember, self._checked
+        return part
+
+    @property
+    def finished(self) -> bool:
+        """Whether no image is left to ask about."""
+        left_out = self._left_out()
+        return left_out is not None and bool(left_out.all())
+
+    def _left_out(self) -> Tensor | None:
+        if not self.stop_at_success:
+            return self.skipped
+        return self.success if self.skipped is None else self.success | self.skipped
 
     def query(self, images: Tensor) -> Query:
         """Evaluate the model at `images` `[B, C, H, W]` and remember what is better than the best so far."""
         images = images.detach().requires_grad_()
+        left_out = self._left_out()
+        asked = torch.ones_like(self.success) if left_out is None else ~left_out
         with torch.enable_grad():
-            outputs = self._evaluate(images)
-        self.forwards += 1
+            outputs = self._evaluate(images, None if left_out is None else asked.nonzero().flatten().tolist())
+        self.count(forwards=asked)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
-        apsr = self.problem.apsr(logits)
-        success = self.problem.succeeded(apsr)
-        self._remember(points, norm, apsr, success)
-        return Query(logits, norm, apsr, success, self, images, outputs)
+        satisfied = self.problem.satisfied(logits)
+        apsr = self.problem.rate(satisfied)
+        success = self.problem.succeeded(apsr) & asked
+        self._remember(points, norm, apsr, success, asked)
+        return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
 
-    def _evaluate(self, images: Tensor) -> Tensor:
+    def count(self, forwards: Tensor | int = 0, backwards: Tensor | int = 0) -> None:
+        """Add to what has been spent, here and in the whole that this is a part of."""
+        self.forwards += forwards
+        self.backwards += backwards
+        if self._whole is not None:
+            self._whole.count(forwards, backwards)
+
+    def _evaluate(self, images: Tensor, chosen: list[int] | None) -> Tensor:
         # The first query is checked; later points lie in the box by construction, and the head stays what it is.
         model = self.model.logits if self._checked else self.model
-        if images.device.type == "cpu" and len(images) > 1:
+        everything = list(range(len(images)))
+        chosen = everything if chosen is None else chosen
+        if images.device.type == "cpu" and len(chosen) > 1:
             # CPU kernels are chosen by the size of the batch and round differently. One image at a time costs nothing
             # there and makes results independent of the batch, bit for bit.
-            outputs = torch.cat([model(image[None]) for image in images])
+            outputs = torch.cat([model(images[i : i + 1]) for i in chosen])
         else:
-            outputs = model(images)
+            outputs = model(images if chosen == everything else images[chosen])
         if not self._checked:
             self.problem.check_classes(outputs.shape[1])
             self._checked = True
-        return outputs
+        if chosen == everything:
+            return outputs
+        return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((torch.tensor(chosen),), outputs)
 
-    def _remember(self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor) -> None:
-        smaller = success & (~self.success | (norm < self.best_norm))
-        closer = ~success & ~self.success & (apsr > self.best_apsr)
-        better = smaller | closer
+    def _remember(self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor) -> None:
+        if self.goal == "smallest":
+            smaller = success & (~self.success | (norm < self.best_norm))
+            closer = ~success & ~self.success & (apsr > self.best_apsr)
+            better = (smaller | closer) & asked
+        else:
+            better = (apsr > self.best_apsr) & asked
         torch.where(better.view(-1, 1, 1, 1), points, self.best_images, out=self.best_images)
         self.best_norm = torch.where(better, norm, self.best_norm)
         self.best_apsr = torch.where(better, apsr, self.best_apsr)
         self.success |= success
+        if self._whole is not None and self._remembers_for_whole:
+            self._whole._remember(points, norm, apsr, success, asked)
 
     def _elapsed(self) -> float:
         if self.best_images.is_cuda:

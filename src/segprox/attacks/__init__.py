@@ -1,7 +1,42 @@
 """The attacks, one file each."""
 
+from segprox.attacks.alma import Alma
 from segprox.attacks.alma_prox import AlmaProx
-from segprox.attacks.base import Attack, Callback, Progress
-from segprox.attacks.registry import ATTACKS, make_attack
+from segprox.attacks.apgd import Apgd
+from segprox.attacks.asma import Asma
+from segprox.attacks.base import Attack, BudgetAttack, Callback, Cost, Progress
+from segprox.attacks.bisection import Bisection
+from segprox.attacks.dag import Dag
+from segprox.attacks.ddn import Ddn
+from segprox.attacks.fmn import Fmn
+from segprox.attacks.pdgd import Pdgd
+from segprox.attacks.pdpgd import Pdpgd
+from segprox.attacks.pgd import Pgd
+from segprox.attacks.registry import ATTACKS, PAPER_ATTACKS, describe, find_attack, make_attack, norms
+from segprox.attacks.sea import Sea
 
-__all__ = ["ATTACKS", "AlmaProx", "Attack", "Callback", "Progress", "make_attack"]
+__all__ = [
+    "ATTACKS",
+    "PAPER_ATTACKS",
+    "Alma",
+    "AlmaProx",
+    "Apgd",
+    "Asma",
+    "Attack",
+    "Bisection",
+    "BudgetAttack",
+    "Callback",
+    "Cost",
+    "Dag",
+    "Ddn",
+    "Fmn",
+    "Pdgd",
+    "Pdpgd",
+    "Pgd",
+    "Progress",
+    "Sea",
+    "describe",
+    "find_attack",
+    "make_attack",
+    "norms",
+]

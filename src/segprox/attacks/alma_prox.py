@@ -3,23 +3,24 @@
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import Attack, Callback, Progress
+from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.lagrangian import ConstraintMask, Masking, RhoRule
 from segprox.attacks.penalty import Derivative, penalty_derivative
+from segprox.attacks.pilot import halfway_radius
 from segprox.losses import dlr_plus
-from segprox.models.segmenter import Segmenter
-from segprox.norms import NormName
-from segprox.problem import Problem
 from segprox.prox import prox_linf_box, prox_workspace
-from segprox.tracker import Attacked, Tracker
+from segprox.tracker import Tracker
 
-PENALTY_MAX = 1e12  # keeps rho^2 y^3 within float32 however long an attack runs
+PAPER_STEP = 1e-3
+PILOT = 12  # queries spent on finding the step size
+STEPS_TO_HALFWAY = 12  # the paper's step on networks that are half-way at 3/255
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
 class AlmaProx(Attack):
     """Algorithm 3 of the paper. One multiplier and one penalty parameter per pixel; images do not influence each other.
 
@@ -32,13 +33,15 @@ class AlmaProx(Attack):
         [2]
     """
 
-    name: ClassVar[str] = "alma-prox"
-    norm: ClassVar[NormName] = "linf"
     family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Rony et al., Proximal Splitting Adversarial Attack for Semantic Segmentation, CVPR 2023"
 
+    norm: Annotated[Literal["linf"], Field(description="how perturbations are measured")] = "linf"
     steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
-    step_size: Annotated[float, Field(gt=0, description="lambda(0): step size at the start")] = 1e-3
+    step_size: Annotated[
+        Annotated[float, Field(gt=0)] | Literal["auto"],
+        Field(description="lambda(0): step size at the start; auto: the paper's 0.001, or more if the image needs it"),
+    ] = "auto"
     step_decay: Annotated[float, Field(gt=0, le=1, description="lambda(N) / lambda(0)")] = 0.1
     smoothing: Annotated[float, Field(ge=0, lt=1, description="alpha: of multipliers and metric")] = 0.8
     multiplier: Annotated[float, Field(gt=0, description="mu(0)")] = 1.0
@@ -55,7 +58,7 @@ class AlmaProx(Attack):
     scale_min: Annotated[float, Field(gt=0, le=1, description="w_min: least constraint scale")] = 0.1
     scale_rate: Annotated[float, Field(ge=0, lt=1, description="gamma_w: change of the scale")] = 0.02
     masking: Annotated[
-        Literal["none", "fixed", "decay"],
+        Masking,
         Field(
             description="which of the largest constraints to discard: none, a share 1 - nu, or a share growing to it"
         ),
@@ -74,19 +77,23 @@ class AlmaProx(Attack):
             raise ValueError("multiplier_min must not exceed multiplier_max")
         return self
 
-    def run(self, model: Segmenter, problem: Problem, callback: Callback | None = None) -> Attacked:
-        """Attack every image of the batch; see the class for the algorithm."""
-        x, m = problem.images, problem.mask
-        tracker = Tracker(model, problem, self.norm)
-        masking = ConstraintMask(problem, self.masking, self.steps)
-        step_sizes = StepSizes(self.step_size, self.step_decay, self.steps, len(problem), x)
+    def cost(self) -> Cost:
+        """N queries; the last leads nowhere and needs no gradient."""
+        return Cost(self.steps, self.steps - 1)
+
+    def search(self, tracker: Tracker, watch: Watch) -> None:
+        """Algorithm 3, line by line."""
+        problem, x = tracker.problem, tracker.problem.images
+        start, steps = self._first_step_size(tracker, watch)
+        masking = ConstraintMask(problem, self.masking, steps)
+        step_sizes = StepSizes(start, self.step_decay, steps)
         lower, upper = -x, 1 - x  # the box Lambda
         delta, v = torch.zeros_like(x), torch.zeros_like(x)  # line 1
         w = x.new_ones(len(problem), 1, 1)
         mu = torch.full_like(x[:, 0], self.multiplier)
-        rho = RhoRule(self, mu)
+        rho = RhoRule(self.penalty, self.penalty_growth, self.penalty_every, self.improvement, mu)
         beta, workspace = None, prox_workspace(x)
-        for t in range(1, self.steps + 1):
+        for t in range(1, steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))  # line 3; the clamp undoes rounding only
             d, pullback = dlr_plus(  # line 4
                 query.logits, problem.labels, targeted=problem.targeted, tolerance=self.tolerance
@@ -100,11 +107,9 @@ class AlmaProx(Attack):
             mu = torch.lerp(mu_hat, mu, self.smoothing).clamp_(self.multiplier_min, self.multiplier_max)  # line 14
             rho.update(t, d, kept)  # lines 15 to 21
             step_size = step_sizes(t, query.success)
-            if callback is not None:
-                details = {"scale": w.flatten(), "step_size": step_size, "multiplier": _mean(mu, m)}
-                callback(Progress(t, query.norm, query.apsr, details))
-            if t == self.steps:
-                break  # delta(N) would never be scored
+            watch(query, scale=w.flatten(), step_size=step_size, multiplier=problem.mean(mu))
+            if t == steps:
+                return  # delta(N) would never be scored
             pixel_weights = kept * w * penalty_derivative(w * d, rho.value, mu, self.derivative)
             g = query.gradient(pullback(pixel_weights))  # lines 22 and 23
             v.mul_(self.smoothing).addcmul_(g, g, value=1 - self.smoothing)  # line 24
@@ -114,7 +119,19 @@ class AlmaProx(Attack):
                 delta, step_size, lower, upper, metric, self.prox,
                 precision=self.prox_precision, guess=beta, out=delta, workspace=workspace,
             ).beta  # fmt: skip
-        return tracker.result()
+
+    def _first_step_size(self, tracker: Tracker, watch: Watch) -> tuple[Tensor, int]:
+        """lambda(0) of each image, `[B]`, and how many steps are left.
+
+        In N / 2 steps of the paper's size an attack gets far enough for ordinary networks. Robust ones need more: the
+        step is scaled to the radius at which a short pilot attack is half-way.
+        """
+        if self.step_size != "auto":
+            return torch.full_like(tracker.best_norm, self.step_size), self.steps
+        if self.steps < 10 * PILOT:
+            return torch.full_like(tracker.best_norm, PAPER_STEP), self.steps
+        radius = halfway_radius(tracker, watch, PILOT)
+        return (radius / STEPS_TO_HALFWAY).clamp(min=PAPER_STEP), self.steps - PILOT
 
     def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:
         """Lower the constraints' scale w where enough of them are satisfied, raise it elsewhere."""
@@ -122,68 +139,18 @@ class AlmaProx(Attack):
         return (w / (1 + rate)).clamp_(self.scale_min, 1)
 
 
-class ConstraintMask:
-    """The paper's constraint masking: discards the largest constraints, which are the least likely to be satisfied.
-
-    The discarded share of the counted pixels grows linearly to 1 - nu (`decay`) or is 1 - nu throughout (`fixed`).
-    """
-
-    def __init__(self, problem: Problem, kind: str, steps: int) -> None:
-        self.mask, self.kind, self.steps = problem.mask, kind, steps
-        counted = self.mask.flatten(1).sum(1).double()
-        self.spare = ((1 - problem.threshold) * counted + 1e-9).floor()  # pixels that need not be satisfied
-        self.most = int(self.spare.max()) if len(problem) else 0
-
-    def __call__(self, d: Tensor, t: int) -> Tensor:
-        """m~(t), bool `[B, H, W]`."""
-        if self.kind == "none" or self.most == 0:
-            return self.mask
-        share = 1.0 if self.kind == "fixed" else (t - 1) / max(self.steps - 1, 1)
-        discarded = (self.spare * share).long()
-        values = torch.where(self.mask, d, -torch.inf).flatten(1)
-        largest = values.topk(self.most + 1, dim=1).values
-        threshold = largest.gather(1, discarded.unsqueeze(1))  # xi: the largest one that is kept
-        return self.mask & (d <= threshold.unsqueeze(2))
-
-
-class RhoRule:
-    """Lines 15 to 21: every M steps, rho grows where a kept constraint was neither satisfied lately nor improved."""
-
-    def __init__(self, attack: AlmaProx, like: Tensor) -> None:
-        self.attack = attack
-        self.value = torch.full_like(like, attack.penalty)
-        self.satisfied = torch.zeros_like(like, dtype=torch.bool)
-        self.before: Tensor | None = None  # d(t - M); d(1) for the first look, as there is no d(0)
-
-    def update(self, t: int, d: Tensor, kept: Tensor) -> None:
-        """Take in the constraints of step t."""
-        self.satisfied |= d <= 0
-        if self.before is None:
-            self.before = d
-        if t % self.attack.penalty_every:
-            return
-        stalled = kept & ~self.satisfied & (d > self.attack.improvement * self.before)
-        self.value = torch.where(stalled, self.value * self.attack.penalty_growth, self.value).clamp_(max=PENALTY_MAX)
-        self.satisfied = torch.zeros_like(self.satisfied)
-        self.before = d
-
-
 class StepSizes:
     """lambda(t): constant until the image's first success (at most half of the steps), then falling hyperbolically."""
 
-    def __init__(self, start: float, decay: float, steps: int, images: int, like: Tensor) -> None:
+    def __init__(self, start: Tensor, decay: float, steps: int) -> None:
         self.start, self.decay, self.steps = start, decay, steps
-        self.since = torch.full((images,), steps // 2, dtype=like.dtype, device=like.device)
+        self.since = torch.full_like(start, steps // 2)
 
     def __call__(self, t: int, success: Tensor) -> Tensor:
         """The step size of each image, `[B]`."""
         i = t - 1
         self.since = torch.where(success, self.since.clamp(max=i), self.since)
         if self.decay == 1:
-            return torch.full_like(self.since, self.start)
+            return self.start
         period = self.decay / (1 - self.decay) * (self.steps - self.since).clamp(min=1)
         return self.start * period / ((i - self.since).clamp(min=0) + period)
-
-
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    return (values * mask).flatten(1).sum(1) / mask.flatten(1).sum(1).clamp(min=1)

@@ -8,14 +8,17 @@ from torch import Tensor
 Derivative = Literal["exact", "authors"]
 
 
-def penalty(y: Tensor, rho: Tensor, mu: Tensor) -> Tensor:
-    """P(y, rho, mu), elementwise: cubic where the constraint is violated, bounded where it is satisfied."""
+def penalty(y: Tensor, rho: Tensor, mu: Tensor, rho_min: float = 1.0) -> Tensor:
+    """P(y, rho, mu), elementwise: cubic where the constraint is violated, bounded where it is satisfied.
+
+    There rho is at least `rho_min`: 1 in ALMA prox, 0 for the original P2 of ALMA.
+    """
     violated = mu * y + mu * rho * y**2 + rho**2 * y**3 / 6
-    satisfied = mu * y / (1 - rho.clamp(min=1) * y.clamp(max=0))
+    satisfied = mu * y / (1 - rho.clamp(min=rho_min) * y.clamp(max=0))
     return torch.where(y >= 0, violated, satisfied)
 
 
-def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "exact") -> Tensor:
+def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "exact", rho_min: float = 1.0) -> Tensor:
     """dP/dy, elementwise, never negative.
 
     `exact` is the derivative of `penalty`. `authors` is what the authors' code uses instead where y >= 0: its first
@@ -24,5 +27,5 @@ def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "e
     positive, negative = y.clamp(min=0), y.clamp(max=0)
     first = mu if kind == "exact" else mu * positive
     violated = first + positive * rho * (2 * mu + 0.5 * rho * positive)
-    satisfied = mu / (1 - rho.clamp(min=1) * negative).square_()
+    satisfied = mu / (1 - rho.clamp(min=rho_min) * negative).square_()
     return torch.where(y >= 0, violated, satisfied)

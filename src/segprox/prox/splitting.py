@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from segprox.errors import SegproxError
-from segprox.prox.exact import exact_size
+from segprox.prox.norms import shrink_largest
 
 
 def dual_forward_backward(
@@ -36,7 +36,7 @@ def douglas_rachford(
     p = torch.clamp(state, lower, upper)
     for _ in range(max_iterations):
         reflected = (2 * p - state + point) / 2
-        state += _shrink(reflected, step / 2) - p
+        state += shrink_largest(reflected, step / 2) - p
         p, before = torch.clamp(state, lower, upper), p
         if _change(p, before) <= precision:
             return p
@@ -51,20 +51,12 @@ def _dual(
     p = torch.clamp(point, lower, upper)
     for k in range(1, max_iterations + 1):
         moved = ahead + p
-        u, before_u = moved - _shrink(moved, step), u  # Moreau: v = prox_f(v) + projection of v on the dual ball
+        u, before_u = moved - shrink_largest(moved, step), u  # Moreau: v = prox_f(v) + projection of v on the dual ball
         ahead = u + (k - 1) / (k + 3) * (u - before_u) if accelerated else u
         p, before = torch.clamp(point - ahead, lower, upper), p
         if _change(p, before) <= precision:
             return p
     raise _unfinished("adfb" if accelerated else "dfb", max_iterations)
-
-
-def _shrink(point: Tensor, step: Tensor) -> Tensor:
-    """The proximity operator of step * ||.||_inf alone."""
-    size = point.abs()
-    flat = size.flatten()
-    beta = exact_size(flat, flat, None, step.item(), torch.empty_like(flat))
-    return torch.clamp(point, -beta, beta)
 
 
 def _change(p: Tensor, before: Tensor) -> float:

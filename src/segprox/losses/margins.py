@@ -1,28 +1,18 @@
-"""Per-pixel losses with gradients in closed form.
-
-Each function returns the values and a `pullback`: given a weight per pixel `w` `[B, H, W]`, the gradient of
-`sum(w * values)` with respect to the logits `[B, K, H, W]`. No autograd graph is built over the loss, so the memory of
-an attack is the model's own.
+"""Losses of differences of logits.
 
 As constraints (paper, equation 3) the values of `margin` and `dlr_plus` are positive while the attack has not reached
 its goal at a pixel and negative once it has, targeted or not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Pullback = Callable[[Tensor], Tensor]
+from segprox.losses.base import Loss
+
 SMALLEST_RANGE = 1e-8  # the least value of DLR's normaliser, for pixels whose logits are all equal
-
-
-class Loss(NamedTuple):
-    """Values `[B, H, W]` and the pullback of weights on them."""
-
-    values: Tensor
-    pullback: Pullback
 
 
 def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
@@ -40,7 +30,8 @@ def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance:
     other = _largest_other(own, first, second)
 
     def pullback(weights: Tensor) -> Tensor:
-        return _gradient(logits, labels, sign * weights, own, [(other, -sign * weights)])
+        known = torch.where(own.isnan() | other.isnan(), 0, sign * weights)  # NaN logits push nowhere
+        return _gradient(logits, labels, known, own, [(other, -known)])
 
     return Loss((own - other).mul_(sign).add_(tolerance), pullback)
 

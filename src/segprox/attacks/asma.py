@@ -1,0 +1,69 @@
+"""ASMA: gradient ascent towards a target mask, in steps that grow with the overlap."""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from segprox.attacks.base import FIELDS, Attack, Cost, Watch, refuse_untargeted
+from segprox.norms import scale
+from segprox.problem import Problem, predictions
+from segprox.tracker import Tracker
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Asma(Attack):
+    """Adaptive segmentation mask attack (Ozbulak et al., MICCAI 2019); it needs a target.
+
+    Ascends on the target's logits at the pixels that are not there yet, minus the squared distance. A step is
+    `rate * IoU + rate_min` times the gradient, with the IoU of each image's prediction and target: the mean over the
+    classes of the target.
+    """
+
+    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
+    paper: ClassVar[str] = (
+        "Ozbulak et al., Impact of Adversarial Examples on Deep Learning Models for Biomedical Image Segmentation, "
+        "MICCAI 2019"
+    )
+
+    norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
+    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    rate: Annotated[float, Field(ge=0, description="beta: step per IoU")] = 1e-6
+    rate_min: Annotated[float, Field(gt=0, description="tau: step without overlap")] = 1e-7
+
+    def cost(self) -> Cost:
+        """N queries."""
+        return Cost(self.steps, self.steps - 1)
+
+    def search(self, tracker: Tracker, watch: Watch) -> None:
+        """Plain gradient ascent."""
+        problem, x = tracker.problem, tracker.problem.images
+        refuse_untargeted("asma", problem)
+        points = x
+        for t in range(1, self.steps + 1):
+            query = tracker.query(points)
+            watch(query)
+            if t == self.steps:
+                return
+            pending = problem.mask & ~query.satisfied
+            logits_gradient = torch.zeros_like(query.logits)
+            logits_gradient.scatter_(1, problem.labels.unsqueeze(1), pending.unsqueeze(1).to(query.logits.dtype))
+            g = query.gradient(logits_gradient).sub_(points - x, alpha=2)
+            overlap = torch.zeros_like(tracker.best_norm) if t == 1 else _overlap(query.logits, problem)
+            points = (points + scale(g, self.rate * overlap + self.rate_min)).clamp_(0, 1)
+
+
+def _overlap(logits: Tensor, problem: Problem) -> Tensor:
+    """Mean IoU of prediction and target over the classes of the target, `[B]`."""
+
+    def one(predicted: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
+        values = []
+        for label in torch.unique(wanted[mask]):
+            here, there = (predicted == label) & mask, (wanted == label) & mask
+            values.append((here & there).sum() / (here | there).sum())
+        return torch.stack(values).mean() if values else mask.sum() * 0.0
+
+    rows = zip(predictions(logits), problem.labels, problem.mask)
+    return torch.stack([one(*row) for row in rows]).to(logits.dtype) if len(problem) else logits.new_zeros(0)

@@ -1,0 +1,57 @@
+"""What the augmented-Lagrangian attacks share: which constraints count, and how hard each is pushed."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from segprox.problem import Problem
+
+Masking = Literal["none", "fixed", "decay"]
+PENALTY_MAX = 1e12  # keeps rho^2 y^3 within float32 however long an attack runs
+
+
+class ConstraintMask:
+    """The paper's constraint masking: discards the largest constraints, which are the least likely to be satisfied.
+
+    The discarded share of the counted pixels grows linearly to 1 - nu (`decay`) or is 1 - nu throughout (`fixed`).
+    """
+
+    def __init__(self, problem: Problem, kind: Masking, steps: int) -> None:
+        self.mask, self.kind, self.steps = problem.mask, kind, steps
+        counted = self.mask.flatten(1).sum(1).double()
+        self.spare = ((1 - problem.threshold) * counted + 1e-9).floor()  # pixels that need not be satisfied
+        self.most = int(self.spare.max()) if len(problem) else 0
+
+    def __call__(self, d: Tensor, t: int) -> Tensor:
+        """m~(t), bool `[B, H, W]`."""
+        if self.kind == "none" or self.most == 0:
+            return self.mask
+        share = 1.0 if self.kind == "fixed" else (t - 1) / max(self.steps - 1, 1)
+        discarded = (self.spare * share).long()
+        values = torch.where(self.mask, d, -torch.inf).flatten(1)
+        largest = values.topk(self.most + 1, dim=1).values
+        threshold = largest.gather(1, discarded.unsqueeze(1))  # xi: the largest one that is kept
+        return self.mask & (d <= threshold.unsqueeze(2))
+
+
+class RhoRule:
+    """Every M steps, rho grows where a kept constraint was neither satisfied lately nor improved (lines 15 to 21)."""
+
+    def __init__(self, start: float, growth: float, every: int, improvement: float, like: Tensor) -> None:
+        self.growth, self.every, self.improvement = growth, every, improvement
+        self.value = torch.full_like(like, start)
+        self.satisfied = torch.zeros_like(like, dtype=torch.bool)
+        self.before: Tensor | None = None  # d(t - M); d(1) for the first look, as there is no d(0)
+
+    def update(self, t: int, d: Tensor, kept: Tensor) -> None:
+        """Take in the constraints of step t."""
+        self.satisfied |= d <= 0
+        if self.before is None:
+            self.before = d
+        if t % self.every:
+            return
+        stalled = kept & ~self.satisfied & (d > self.improvement * self.before)
+        self.value = torch.where(stalled, self.value * self.growth, self.value).clamp_(max=PENALTY_MAX)
+        self.satisfied = torch.zeros_like(self.satisfied)
+        self.before = d

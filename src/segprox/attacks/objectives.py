@@ -1,0 +1,108 @@
+"""What budget attacks maximise: a loss for every pixel, and which pixels it is about.
+
+An objective takes a query, the problem and the progress of the attack, from 0 to 1, and returns a `Loss` whose values
+are to grow, targeted or not. A pixel is pending while it is not yet as the attack wants it.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from segprox.losses import Loss, cross_entropy, dlr, houdini, js_divergence, margin, tsallis
+from segprox.problem import Problem
+from segprox.tracker import Query
+
+Objective = Callable[[Query, Problem, float], Loss]
+ObjectiveName = Literal[
+    "ce", "dl", "dlr", "segpgd", "cospgd", "masked-ce", "balanced-ce", "js", "tsallis", "houdini"
+]  # fmt: skip
+
+
+def _away_from_label(loss: Callable[[Tensor, Tensor], Loss]) -> Objective:
+    """The loss itself untargeted, its negative targeted."""
+
+    def objective(query: Query, problem: Problem, progress: float) -> Loss:
+        return _signed(loss(query.logits, problem.labels), problem)
+
+    return objective
+
+
+def difference_of_logits(query: Query, problem: Problem, progress: float) -> Loss:
+    """Minus the margin by which the label leads (or the target trails)."""
+    values, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+    return Loss(-values, lambda weights: pullback(-weights))
+
+
+def difference_of_logits_ratio(query: Query, problem: Problem, progress: float) -> Loss:
+    """DLR (Croce, Hein, 2020)."""
+    return dlr(query.logits, problem.labels, targeted=problem.targeted)
+
+
+def segpgd(query: Query, problem: Problem, progress: float) -> Loss:
+    """SegPGD (Gu et al., 2022): pending pixels count 1 - lambda, the others lambda, which grows from 0 to 1/2."""
+    satisfied, share = query.satisfied.to(query.logits.dtype), progress / 2
+    return _weighted(satisfied * share + (1 - satisfied) * (1 - share), query, problem)
+
+
+def cospgd(query: Query, problem: Problem, progress: float) -> Loss:
+    """CosPGD (Agnihotri et al., 2024): pixels count by the cosine of softmax and label, 1 minus that if targeted."""
+    p = torch.softmax(query.logits, 1)
+    cosine = p.gather(1, problem.labels.unsqueeze(1)).squeeze(1) / torch.linalg.vector_norm(p, dim=1)
+    return _weighted(1 - cosine if problem.targeted else cosine, query, problem)
+
+
+def masked_cross_entropy(query: Query, problem: Problem, progress: float) -> Loss:
+    """Pending pixels only (Croce, Singh, Hein, 2024)."""
+    return _weighted((~query.satisfied).to(query.logits.dtype), query, problem)
+
+
+def balanced_masked_cross_entropy(query: Query, problem: Problem, progress: float) -> Loss:
+    """Pending pixels only, each class of an image counting the same (Croce, Singh, Hein, 2024).
+
+    They divide by the number of a class's pixels in the training set, which an attack does not have; here it is the
+    number in the image.
+    """
+    counts = torch.ones_like(problem.labels)
+    for i, (labels, mask) in enumerate(zip(problem.labels, problem.mask)):
+        counts[i] = torch.bincount(labels[mask], minlength=int(labels.max()) + 1).clamp(min=1)[labels]
+    return _weighted(~query.satisfied / counts.to(query.logits.dtype), query, problem)
+
+
+def tsallis_schedule(query: Query, problem: Problem, progress: float) -> Loss:
+    """TsallisPGD (2026): q grows from -2 to 1 over the attack."""
+    return _signed(tsallis(query.logits, problem.labels, 3 * progress - 2), problem)
+
+
+OBJECTIVES: dict[ObjectiveName, Objective] = {
+    "ce": _away_from_label(cross_entropy),
+    "dl": difference_of_logits,
+    "dlr": difference_of_logits_ratio,
+    "segpgd": segpgd,
+    "cospgd": cospgd,
+    "masked-ce": masked_cross_entropy,
+    "balanced-ce": balanced_masked_cross_entropy,
+    "js": _away_from_label(js_divergence),
+    "tsallis": tsallis_schedule,
+    "houdini": _away_from_label(houdini),
+}
+
+
+def gradient(objective: Objective, query: Query, problem: Problem, progress: float) -> Tensor:
+    """Of the objective's mean over counted pixels, with respect to the images, `[B, C, H, W]`."""
+    pullback = objective(query, problem, progress).pullback
+    return query.gradient(pullback(problem.shares(query.logits.dtype)).nan_to_num_(0.0, 0.0, 0.0))
+
+
+def _signed(loss: Loss, problem: Problem) -> Loss:
+    if not problem.targeted:
+        return loss
+    values, pullback = loss
+    return Loss(-values, lambda weights: pullback(-weights))
+
+
+def _weighted(pixels: Tensor, query: Query, problem: Problem) -> Loss:
+    """Cross-entropy times a factor per pixel, which is taken as constant."""
+    values, pullback = _signed(cross_entropy(query.logits, problem.labels), problem)
+    return Loss(pixels * values, lambda weights: pullback(pixels * weights))

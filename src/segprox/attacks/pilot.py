@@ -1,0 +1,40 @@
+"""A few queries that tell how far an image is from giving way, so that an attack can scale its steps."""
+
+import torch
+from torch import Tensor
+
+from segprox.attacks.base import Watch
+from segprox.attacks.objectives import OBJECTIVES, gradient
+from segprox.tracker import Tracker
+
+SMALLEST, LARGEST = 1 / 255, 110 / 255  # the radii tried
+
+
+def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
+    """The linf radius at which sign steps bring an image half of the way from its clean APSR to success, `[B]`.
+
+    The radius grows by the same factor from query to query; an image that is half-way asks no more. One that never gets
+    there within `queries` gets the largest radius.
+    """
+    problem, x = tracker.problem, tracker.problem.images
+    growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
+    part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
+    found = torch.full_like(tracker.best_norm, LARGEST)
+    done, half = ~problem.mask.flatten(1).any(1), torch.zeros_like(tracker.best_apsr)
+    for k in range(queries):
+        part.skipped = done
+        if part.finished:
+            break
+        query = part.query((x + delta).clamp_(0, 1))
+        watch(query)
+        if k == 0:
+            half = (query.apsr + problem.threshold) / 2
+        reached = ~done & (query.apsr >= half)
+        found, done = torch.where(reached, query.norm, found), done | reached
+        if k == queries - 1 or bool(done.all()):
+            break
+        g = gradient(OBJECTIVES["masked-ce"], query, problem, 0.0)
+        delta = (delta + radius / 2 * g.sign()).clamp_(-radius, radius)
+        delta = (x + delta).clamp_(0, 1).sub_(x)
+        radius *= growth
+    return found
