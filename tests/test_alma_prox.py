@@ -201,13 +201,33 @@ def test_callback_sees_every_iteration():
 def test_step_sizes_fall_from_the_first_success_to_the_decayed_value():
     seen = []
     model, images = random_linear(4, 3), grey_images(1, 3)
-    AlmaProx(steps=200).run(model, Problem.build(images, model(images).argmax(1)), seen.append)
+    AlmaProx(steps=200, step_size=1e-3).run(model, Problem.build(images, model(images).argmax(1)), seen.append)
     sizes = torch.stack([progress.details["step_size"] for progress in seen]).flatten()
     first = next(i for i, progress in enumerate(seen) if progress.apsr >= 0.99)
     assert first < 100
     torch.testing.assert_close(sizes[: first + 1], torch.full((first + 1,), 1e-3))
     assert (sizes[first:].diff() < 0).all()
     assert sizes[-1].item() == pytest.approx(1e-4, rel=0.1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_an_automatic_step_grows_with_the_distance_to_go(scale):
+    # The same problem, further apart: the step follows, and so does the norm.
+    model, images, seen = channels_as_logits(4), grey_images(2, 4, spread=0.02 * scale), []
+    labels = model(images).argmax(1)
+    best = smallest_norm(smallest_untargeted(model, images, labels), labels >= 0, 0.99)
+    found = AlmaProx().run(model, Problem.build(images, labels), seen.append)
+    first = next(progress.details["step_size"] for progress in seen if "step_size" in progress.details)
+    assert (first > 3e-3).all() if scale > 1 else (first <= 2e-3).all()
+    assert (found.norm <= 1.1 * best).all(), (found.norm / best).tolist()
+    assert (found.forwards <= 500).all()
+
+
+def test_a_fixed_step_is_the_papers_and_spends_every_query():
+    model, images, seen = random_linear(4, 3), grey_images(1, 3), []
+    found = AlmaProx(steps=150, step_size=1e-3).run(model, Problem.build(images, model(images).argmax(1)), seen.append)
+    assert seen[0].details["step_size"].item() == pytest.approx(1e-3)
+    assert found.forwards.item() == 150
 
 
 class NanAbove(torch.nn.Module):

@@ -1,0 +1,416 @@
+"""What every attack promises, and how close each comes to optima known in closed form."""
+
+import math
+
+import pytest
+import torch
+
+import segprox
+from segprox import Problem, Segmenter, SegproxError, make_attack
+from segprox.attacks import ATTACKS, PAPER_ATTACKS, Apgd, Bisection, BudgetAttack, Dag, Pgd, Sea
+from segprox.attacks.apgd import StepRule
+from segprox.attacks.bisection import Bisection as BisectionClass
+from segprox.attacks.objectives import OBJECTIVES
+from segprox.norms import distance
+from segprox.tracker import Tracker
+from tests.oracles import channels_as_logits, random_linear, smallest_norm, smallest_targeted, smallest_untargeted
+
+MINIMAL = [name for name in ATTACKS if make_attack(name).family == "minimal"]
+BUDGET = [name for name in ATTACKS if make_attack(name).family == "budget"]
+SHORT = {  # few steps, for promises that do not depend on how many there are
+    **{name: {"steps": 12} for name in ATTACKS},
+    **{name: {"rounds": 3, "steps": 4} for name in ATTACKS if name.endswith(("x20", "x40", "x10"))},
+}
+NORMS = [(name, norm) for name in ("fmn", "pdpgd", "alma", "pgd", "apgd") for norm in ("l0", "l1", "l2", "linf")
+         if norm in segprox.attacks.norms(make_attack(name))]  # fmt: skip
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def grey_images(batch, channels, seed=0, spread=0.03):
+    return 0.5 + spread * (2 * torch.rand(batch, channels, 32, 32, generator=generator(seed)) - 1)
+
+
+def small_network(classes=4, seed=0):
+    torch.manual_seed(seed)
+    layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, classes, 3, padding=1)
+    return Segmenter(torch.nn.Sequential(*layers))
+
+
+def small_problem(name, model, batch=3, **options):
+    images = torch.rand(batch, 3, 12, 10, generator=generator(1))
+    labels = model(images).argmax(1)
+    labels[:, :2] = 255
+    target = 1 if name == "asma" else None
+    return Problem.build(images, labels, target=target, **options)
+
+
+# How far above the optimum of a linear model each attack ends, at most, as measured. The model has a channel per class,
+# so that the smallest perturbation is known for every norm.
+FACTORS = {
+    ("alma-prox", "linf"): 1.05,
+    ("fmn", "linf"): 1.05,
+    ("pdpgd", "linf"): 1.05,
+    ("dag-0.003", "linf"): 1.15,  # stops at a multiple of its step
+    ("dag-0.001", "linf"): 1.05,
+    ("i-fgsm-13x20", "linf"): 1.05,
+    ("mi-fgsm-13x20", "linf"): 1.05,
+    ("pgd-ce-13x40", "linf"): 1.05,
+    ("pgd-ce-13x4x10", "linf"): 1.05,
+    ("pgd-dlr-13x40", "linf"): 1.05,
+    ("pgd-dlr-13x4x10", "linf"): 1.05,
+    ("bisect:apgd", "linf"): 1.05,
+    # In l1 and l2 an attack must also spread its perturbation over the pixels, which few are made for.
+    ("pdpgd", "l2"): 1.5,
+    ("pdgd", "l2"): 2.0,
+    ("alma", "l2"): 2.5,
+    ("fmn", "l2"): 2.8,
+    ("ddn", "l2"): 3.6,
+    ("pgd-ce-13x40", "l2"): 4.0,
+    ("pdpgd", "l1"): 3.5,
+    ("fmn", "l0"): 1.05,
+}
+QUICKER = {"alma": {"first_move": 0.1}, "bisect:apgd": {"steps": 60}}  # alma's first step is made for larger images
+
+
+def optimum(model, images, labels, mask, norm):
+    """The smallest norm that makes 99 % of the counted pixels wrong (the easiest ones), one per image."""
+    sizes = smallest_untargeted(model, images, labels)  # linf: both channels move by half of the gap
+    if norm == "linf":
+        return smallest_norm(sizes, mask, 0.99)
+    found = []
+    for size, counted in zip(sizes, mask):
+        easiest = size[counted].sort().values[: math.ceil(0.99 * int(counted.sum()) - 1e-9)].double()
+        per_pixel = {"l0": torch.ones_like(easiest), "l1": 2 * easiest, "l2": 2 * easiest.square()}[norm]
+        found.append(per_pixel.sum().sqrt() if norm == "l2" else per_pixel.sum())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(("name", "norm"), FACTORS)
+def test_minimal_attacks_come_within_their_factor_of_the_optimum(name, norm):
+    model, images = channels_as_logits(4), grey_images(2, 4)
+    labels = model(images).argmax(1)
+    labels[1, :4] = 255
+    problem = Problem.build(images, labels)
+    options = QUICKER.get(name, {}) | ({} if make_attack(name).norm == norm else {"norm": norm})
+    found = make_attack(name, **options).run(model, problem)
+    best = optimum(model, images, problem.labels, problem.mask, norm)
+    assert found.success.all()
+    assert (found.norm <= FACTORS[name, norm] * best).all(), (found.norm / best).tolist()
+    assert (found.norm >= 0.999 * best).all()
+    torch.testing.assert_close(found.norm, distance(found.images - images, norm))
+
+
+@pytest.mark.parametrize("name", [*PAPER_ATTACKS, "alma", "pdgd"])
+def test_minimal_attacks_reach_a_target(name):
+    model, images = channels_as_logits(4), grey_images(1, 4)
+    targets = torch.randint(0, 4, images[:, 0].shape, generator=generator(1))
+    found = make_attack(name).run(model, Problem.build(images, target=targets))
+    assert found.success.all()
+    if make_attack(name).norm == "linf":
+        best = smallest_norm(smallest_targeted(images, targets), torch.ones_like(targets, dtype=torch.bool), 0.99)
+        # without multipliers, the pixels that lead pull as hard as those that trail
+        assert (found.norm <= (1.05 if name in ("alma-prox", "pdpgd") else 1.6) * best).all()
+
+
+def test_asma_moves_towards_its_target():
+    model, images = channels_as_logits(4), grey_images(2, 4)
+    problem = Problem.build(images, target=1)
+    found = make_attack("asma", rate=3e-3, rate_min=3e-4).run(model, problem)
+    assert (found.apsr > 0.95).all()
+
+
+@pytest.mark.parametrize("name", BUDGET)
+@pytest.mark.parametrize("target", [None, 2])
+def test_budget_attacks_reach_the_optimum_of_a_linear_model(name, target):
+    # Two classes: the loss is a monotone function of one difference of logits, largest at the corner of the ball.
+    weight = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, -1.0]])
+    model = Segmenter(torch.nn.Conv2d(3, 2, 1, bias=False))
+    model.model.weight.data = weight.view(2, 3, 1, 1)
+    images, epsilon = grey_images(1, 3), 4 / 255
+    labels = model(images).argmax(1)
+    target = None if target is None else 1 - labels
+    problem = Problem.build(images, labels, target=target, threshold=1.0)
+    attack = make_attack(name, epsilon=epsilon, **({} if name == "fgsm" else {"steps": 40}))
+    found = attack.run(model, problem)
+    gap = (model(images)[:, 1] - model(images)[:, 0]).abs()
+    within_reach = gap < epsilon * (weight[1] - weight[0]).abs().sum()
+    share = 0.95 if "fgsm" in name and name != "fgsm" else 1.0  # they stop one step short of the ball's surface
+    surely = gap < share * epsilon * (weight[1] - weight[0]).abs().sum()
+    assert surely.double().mean() - 1e-9 <= found.apsr.item() <= within_reach.double().mean() + 1e-9
+    assert (found.norm <= epsilon + 1e-6).all()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", BUDGET)
+def test_budgets_and_the_box_are_respected(name, norm):
+    model = small_network()
+    images = torch.rand(2, 3, 12, 10, generator=generator(2)).round()  # every value on the border of the box
+    problem = Problem.build(images, model(images).argmax(1), threshold=1.0)
+    epsilon = 0.1 if norm == "linf" else 1.5
+    seen = []
+    found = make_attack(name, epsilon=epsilon, norm=norm, **(SHORT[name] if name != "fgsm" else {})).run(
+        model, problem, seen.append
+    )
+    assert found.images.min() >= 0
+    assert found.images.max() <= 1
+    assert (distance(found.images - images, norm) <= epsilon * (1 + 1e-5)).all()
+    assert (found.apsr > problem.apsr(model(images))).all()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_batch_equals_alone_and_order_does_not_matter(name):
+    model = small_network()
+    problem, attack = small_problem(name, model), make_attack(name, **SHORT[name])
+    together = attack.run(model, problem)
+    for i in (2, 0):
+        alone = attack.run(
+            model,
+            Problem(problem.images[i : i + 1], problem.labels[i : i + 1], problem.mask[i : i + 1], problem.targeted),
+        )
+        for field in ("images", "norm", "apsr", "success", "forwards", "backwards"):
+            assert torch.equal(getattr(together, field)[i : i + 1], getattr(alone, field)), field
+
+
+@pytest.mark.parametrize(("name", "norm"), NORMS)
+def test_every_norm_is_measured_as_it_says(name, norm):
+    model = small_network()
+    problem = small_problem(name, model, threshold=0.5)
+    found = make_attack(name, norm=norm, steps=40).run(model, problem)
+    torch.testing.assert_close(found.norm, distance(found.images - problem.images, norm))
+    assert found.images.min() >= 0
+    assert found.images.max() <= 1
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_queries_are_those_announced(name):
+    model = small_network()
+    problem, attack = small_problem(name, model, threshold=1.0), make_attack(name, **SHORT[name])
+    found = attack.run(model, problem)
+    forwards, backwards = attack.cost()
+    if name.startswith("dag"):  # stops at success
+        assert (found.forwards <= forwards).all()
+    else:
+        assert found.forwards.tolist() == [forwards] * 3
+        assert found.backwards.tolist() == [backwards] * 3
+
+
+def test_the_papers_attacks_cost_what_the_paper_says():
+    forwards = {name: make_attack(name).cost().forwards for name in PAPER_ATTACKS}
+    assert forwards == {
+        "i-fgsm-13x20": 260, "mi-fgsm-13x20": 260, "pgd-ce-13x40": 520, "pgd-ce-13x4x10": 520, "pgd-dlr-13x40": 520,
+        "pgd-dlr-13x4x10": 520, "dag-0.003": 500, "dag-0.001": 500, "fmn": 500, "pdpgd": 500, "alma-prox": 500,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_void_pixels_have_no_influence(name):
+    model = small_network()
+    images = torch.rand(1, 3, 12, 10, generator=generator(3))
+    labels = model(images).argmax(1)
+    void = torch.rand(labels.shape, generator=generator(4)) < 0.4
+    target = 1 if name == "asma" else None
+    attack = make_attack(name, **SHORT[name])
+    marked = attack.run(model, Problem.build(images, labels.masked_fill(void, 255), target=target))
+    otherwise = attack.run(model, Problem.build(images, labels.masked_fill(void, 3), mask=~void, target=target))
+    assert torch.equal(marked.images, otherwise.images)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_two_classes_void_images_and_empty_batches(name):
+    model = small_network(classes=2)
+    problem = small_problem(name, model)
+    problem.mask[0] = False
+    found = make_attack(name, **SHORT[name]).run(model, problem)
+    assert found.success[0].item() is False
+    assert found.apsr[0] == 0
+    assert found.images.isfinite().all()
+    nothing = Problem(problem.images[:0], problem.labels[:0], problem.mask[:0], problem.targeted)
+    assert len(make_attack(name, **SHORT[name]).run(model, nothing).norm) == 0
+
+
+class NanAbove(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = random_linear(4, 3).model
+
+    def forward(self, x):
+        return torch.where(x.amax((1, 2, 3), keepdim=True) > 0.95, torch.nan, self.inner(x))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nan_logits_spoil_only_their_own_image(name):
+    model, images = Segmenter(NanAbove()), grey_images(2, 3)
+    labels = model(images).argmax(1)
+    images[0, 0, 0, 0] = 1.0
+    target = 1 if name == "asma" else None
+    attack = make_attack(name, **SHORT[name])
+    found = attack.run(model, Problem.build(images, labels, target=target))
+    alone = attack.run(model, Problem.build(images[1:], labels[1:], target=target))
+    assert found.images.isfinite().all()
+    assert torch.equal(found.images[1:], alone.images)
+
+
+def test_random_starts_differ_by_seed_and_image_only():
+    model = small_network()
+    attack = make_attack("pgd", steps=1, random_start=True)
+    images = torch.rand(2, 3, 12, 10, generator=generator(5))
+    runs = [attack.run(model, Problem.build(images, model(images).argmax(1), seed=seed)).images for seed in (0, 0, 1)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert not torch.equal(runs[0][0] - images[0], runs[0][1] - images[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("dag", {"norm": "l2"}, "norm of dag cannot be 'l2'"),
+        ("alma", {"norm": "linf"}, "norm of alma cannot be 'linf'"),
+        ("pgd", {"norm": "l1"}, "norm of pgd cannot be 'l1'"),
+        ("pgd", {"epsilon": "8/0"}, "epsilon of pgd cannot be '8/0'"),
+        ("pgd-ce-13x40", {"epsilon": 0.1}, "pgd-ce-13x40 has no field 'epsilon'"),
+        ("pgd", {"objective": "hinge"}, "objective of pgd cannot be 'hinge'"),
+        ("bisect:fmn", {}, "fmn is a minimal attack already"),
+        ("bisect:nothing", {}, "there is no attack 'bisect:nothing'"),
+        ("pgd", {"rounds": 3}, "pgd has no field 'rounds'"),
+    ],
+)
+def test_impossible_wishes_are_refused(name, options, sentence):
+    with pytest.raises(SegproxError, match=sentence):
+        make_attack(name, **options)
+
+
+def test_asma_refuses_to_be_untargeted():
+    model = small_network()
+    with pytest.raises(SegproxError, match="asma needs a target"):
+        make_attack("asma").run(model, small_problem("pgd", model))
+
+
+class TestBisection:
+    def test_resolution(self):
+        model, images = channels_as_logits(4), grey_images(1, 4)
+        labels = model(images).argmax(1)
+        best = smallest_norm(smallest_untargeted(model, images, labels), labels >= 0, 0.99)
+        for rounds in (8, 13):
+            found = make_attack("pgd-ce-13x40", rounds=rounds).run(model, Problem.build(images, labels))
+            assert 0 <= found.norm.item() - best.item() <= 2.0 ** (1 - rounds) + 1e-6
+
+    def test_images_have_their_own_intervals(self):
+        model = channels_as_logits(4)
+        images = torch.cat([grey_images(1, 4, spread=0.01), grey_images(1, 4, spread=0.2)])
+        labels = model(images).argmax(1)
+        found = make_attack("pgd-ce-13x40").run(model, Problem.build(images, labels))
+        best = smallest_norm(smallest_untargeted(model, images, labels), labels >= 0, 0.99)
+        assert (found.norm <= best + 2.0**-12 + 1e-6).all()
+
+    def test_finished_images_cost_no_queries(self):
+        model, images = channels_as_logits(4), grey_images(3, 4)
+        labels = model(images).argmax(1)
+        labels[1] = (labels[1] + 1) % 4  # wrong from the start
+        labels[2] = 255  # nothing to make wrong
+        found = make_attack("pgd-ce-13x40").run(model, Problem.build(images, labels))
+        assert found.forwards.tolist() == [520, 40, 0]
+        assert found.norm[1] == 0
+
+    def test_stopping_early_finds_the_same_for_less(self):
+        model, images = channels_as_logits(4), grey_images(2, 4)
+        problem = Problem.build(images, model(images).argmax(1))
+        full, early = (make_attack("pgd-ce-13x40", stop_early=stop).run(model, problem) for stop in (False, True))
+        assert (early.norm <= full.norm + 2.0**-12).all()
+        assert (early.forwards < full.forwards).all()
+
+    def test_of_l2_starts_at_the_far_corner(self):
+        images = grey_images(1, 4)
+        corner = BisectionClass(attack=Pgd(norm="l2"))._farthest(images)
+        assert corner.item() == pytest.approx(torch.maximum(images, 1 - images).norm().item())
+
+    def test_wraps_any_budget_attack(self):
+        attack = make_attack("bisect:sea", rounds=2, steps=6)
+        assert isinstance(attack, Bisection)
+        assert isinstance(attack.attack, BudgetAttack)
+        assert attack.cost().forwards == 2 * 3 * 6
+
+
+class TestApgd:
+    def test_stages_shrink_and_only_the_last_counts(self):
+        model = small_network()
+        problem = small_problem("apgd", model, threshold=1.0)
+        norms = []
+        attack = Apgd(steps=20, epsilon=0.02)
+        found = attack.run(model, problem, lambda progress: norms.append(progress.norm.max().item()))
+        assert max(norms[:6]) == pytest.approx(0.04, rel=1e-3)
+        assert max(norms[6:12]) <= 0.03 + 1e-6
+        assert max(norms[12:]) <= 0.02 + 1e-6
+        assert (found.norm <= 0.02 + 1e-6).all()
+
+    def test_checkpoints_come_ever_closer(self):
+        rule, at = StepRule(100, torch.zeros(1)), []
+        for k in range(100):
+            rule.see(torch.tensor([float(k)]))
+            if rule.halve(k, torch.tensor([float(k)])) is not None:
+                at.append(k)
+        assert at == [22, 41, 57, 70, 80, 87, 93, 99]
+
+    def test_step_is_halved_when_the_loss_does_not_grow(self):
+        rule = StepRule(100, torch.zeros(3))
+        best = torch.full((3,), -math.inf)
+        for k in range(42):
+            # grows always; grows in every second step; grows for 22 steps, then never
+            loss = torch.tensor([k, k + 3 * (k % 2), min(k, 22)], dtype=torch.float32)
+            rule.see(loss)
+            best = torch.maximum(best, loss)
+            halved = rule.halve(k, best)
+            if k == 22:
+                assert halved.tolist() == [False, True, False]
+        assert halved.tolist() == [False, True, True]
+
+    @pytest.mark.parametrize("objective", OBJECTIVES)
+    def test_every_objective_does_damage(self, objective):
+        model = small_network()
+        problem = small_problem("apgd", model, threshold=1.0)
+        found = Apgd(steps=30, epsilon=0.05, objective=objective).run(model, problem)
+        assert (found.apsr > problem.apsr(model(problem.images)) + 0.1).all()
+
+
+def test_sea_is_never_weaker_than_its_members():
+    model = small_network()
+    problem = small_problem("sea", model, batch=4, threshold=1.0)
+    sea = Sea(steps=10, epsilon=0.02)
+    together = sea.run(model, problem)
+    apart = torch.stack([member.run(model, problem).apsr for member in sea.members])
+    assert torch.equal(together.apsr, apart.amax(0))
+    assert len(set(apart.argmax(0).tolist())) >= 1
+
+
+def test_dag_stops_each_image_at_its_first_success():
+    model, images = channels_as_logits(4), torch.cat([grey_images(1, 4), grey_images(1, 4, spread=0.1)])
+    found = Dag(step_size=0.002).run(model, Problem.build(images, model(images).argmax(1)))
+    assert found.success.all()
+    assert found.forwards[0] < found.forwards[1] < 100
+    torch.testing.assert_close(found.norm, 0.002 * (found.forwards - 1).float(), rtol=1e-3, atol=0)
+
+
+class TestTracker:
+    def test_parts_count_and_remember_for_the_whole(self):
+        model = small_network()
+        problem = small_problem("pgd", model, threshold=0.3)
+        whole = Tracker(model, problem, "linf")
+        aside, part = whole.part(remember=False), whole.part(skipped=torch.tensor([True, False, False]))
+        wild = torch.rand(problem.images.shape, generator=generator(6))
+        aside.query(wild)
+        assert not whole.success.any()
+        query = part.query(wild)
+        query.gradient(torch.ones_like(query.logits))
+        assert whole.forwards.tolist() == [1, 2, 2]
+        assert whole.backwards.tolist() == [0, 1, 1]
+        assert torch.equal(whole.best_images[1:], wild[1:])
+        assert torch.equal(whole.best_images[0], problem.images[0])
+
+    def test_the_most_damage_is_kept_whatever_its_norm(self):
+        model = small_network()
+        problem = small_problem("pgd", model, threshold=1.0)
+        tracker = Tracker(model, problem, "linf", "most")
+        rates = [tracker.query(torch.rand(problem.images.shape, generator=generator(seed))).apsr for seed in range(4)]
+        assert torch.equal(tracker.best_apsr, torch.stack(rates).amax(0))
