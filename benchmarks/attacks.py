@@ -3,8 +3,8 @@
     python benchmarks/attacks.py --realbench FOLDER --model espnet-camvid
 
 Untargeted on the first images of the reference results, then targeted to one class. Medians and means of linf x 255
-count a failed attack as 255, as the paper does. Each worker uses one thread. With `--save FILE` every finished attack is
-written down, and a second run with the same file goes on where the first ended.
+count a failed attack as 255, as the paper does. Each worker uses one thread. With `--save FILE` every finished attack
+is written down, and a second run with the same file goes on where the first ended.
 """
 
 import argparse

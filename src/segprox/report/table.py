@@ -8,7 +8,8 @@ from statistics import median
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from segprox.run import Outcome
+from segprox.norms import NormName
+from segprox.run import Finding, Outcome
 
 FAILED_NORM = 1.0  # the paper counts a failed attack as a perturbation of 255/255
 
@@ -42,6 +43,30 @@ def outcome_table(outcomes: Sequence[Outcome], title: str) -> Table:
         cells = [_format(name, values[i]) for name, values in columns.items()]
         table.add_row(outcome.sample.name, *cells, "yes" if outcome.success else "[red]no[/red]")
     return table
+
+
+def audit_table(findings: Sequence[Finding], minimal: str, budget: str, norm: NormName) -> Table:
+    """A line per image: what each attack found, and whether they agree."""
+    factor, unit = (255, "linf x 255") if norm == "linf" else (1, norm)
+    title = f"within {unit} of {findings[0].epsilon * factor:.4g}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("image", f"{minimal}: {unit}", "broken", f"{budget}: APSR", "broken", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("image", "verdict") else "right")
+    names = {"minimal": minimal, "budget": budget}
+    for finding in findings:
+        size = f"{finding.norm * factor:.2f}" if finding.minimal.success else "-"
+        verdict = "robust" if finding.robust else "broken"
+        if finding.too_weak:
+            verdict = f"[yellow]broken; attack too weak here: {names[finding.too_weak]}[/]"
+        table.add_row(
+            finding.minimal.sample.name, size, _yes(finding.broken_by_minimal),
+            f"{finding.budget.apsr:.2%}", _yes(finding.budget.success), verdict,
+        )  # fmt: skip
+    return table
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:

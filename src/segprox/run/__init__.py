@@ -1,5 +1,6 @@
 """From samples to outcomes."""
 
+from segprox.run.audit import Finding, audit_sample
 from segprox.run.outcome import Outcome, attack_sample
 
-__all__ = ["Outcome", "attack_sample"]
+__all__ = ["Finding", "Outcome", "attack_sample", "audit_sample"]

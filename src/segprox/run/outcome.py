@@ -24,6 +24,7 @@ class Outcome:
     clean_accuracy: float  # share of counted pixels
     apsr: float
     success: bool
+    norm: float  # of the perturbation, in the attack's norm
     linf: float
     l2: float
     forwards: int
@@ -58,6 +59,7 @@ def attack_sample(
         clean_accuracy=1 - truth.apsr(clean).item(),
         apsr=found.apsr.item(),
         success=bool(found.success),
+        norm=found.norm.item(),
         linf=distance(difference, "linf").item(),
         l2=distance(difference, "l2").item(),
         forwards=int(found.forwards),

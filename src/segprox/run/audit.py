@@ -1,0 +1,73 @@
+"""Two families of attacks on the same image, so that a weak one is visible."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from segprox.attacks import Attack, BudgetAttack, Callback
+from segprox.data import Sample
+from segprox.errors import SegproxError
+from segprox.models import Segmenter
+from segprox.run.outcome import Outcome, attack_sample
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What a minimal and a budget attack found on one image, and whether they agree.
+
+    An image that one of them breaks within epsilon and the other does not was not beyond the other's reach: it was too
+    weak there, and its verdict on other images deserves less trust.
+    """
+
+    minimal: Outcome
+    budget: Outcome
+    epsilon: float
+    norm: float  # of the minimal attack's result, in the norm of both
+
+    @property
+    def broken_by_minimal(self) -> bool:
+        """Whether the minimal attack succeeded within epsilon."""
+        return self.minimal.success and self.norm <= self.epsilon
+
+    @property
+    def too_weak(self) -> str | None:
+        """`minimal` or `budget`, if that one missed what the other found."""
+        if self.broken_by_minimal == self.budget.success:
+            return None
+        return "budget" if self.broken_by_minimal else "minimal"
+
+    @property
+    def robust(self) -> bool:
+        """Whether neither attack broke the image within epsilon."""
+        return not (self.broken_by_minimal or self.budget.success)
+
+
+def audit_sample(
+    model: Segmenter,
+    sample: Sample,
+    minimal: Attack,
+    budget: BudgetAttack,
+    *,
+    ignore: tuple[int, ...] = (255,),
+    target: Tensor | int | None = None,
+    callback: Callback | None = None,
+) -> Finding:
+    """Run both attacks on one sample.
+
+    Example:
+        >>> import segprox
+        >>> from segprox.run import audit_sample
+        >>> scene, model = segprox.load_dataset("demo")[0], segprox.load_model("demo-standard")
+        >>> minimal, budget = segprox.make_attack("fmn", steps=5), segprox.make_attack("pgd", epsilon="1/255", steps=5)
+        >>> audit_sample(model, scene, minimal, budget).robust
+        True
+    """
+    if minimal.family != "minimal":
+        raise SegproxError("an audit needs a minimal attack first, such as alma-prox; see: segprox list attacks")
+    if minimal.norm != budget.norm:
+        raise SegproxError(f"an audit needs two attacks of one norm, not {minimal.norm} and {budget.norm}")
+    smallest, most = (
+        attack_sample(model, sample, attack, ignore=ignore, target=target, callback=callback)
+        for attack in (minimal, budget)
+    )
+    return Finding(minimal=smallest, budget=most, epsilon=budget.epsilon, norm=smallest.norm)
