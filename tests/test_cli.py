@@ -47,6 +47,56 @@ def test_list(segprox, what, expected):
     assert expected in output
 
 
+def test_attacks_are_listed_by_family_with_their_cost(segprox):
+    _, output, _ = segprox("list", "attacks")
+    minimal, budget = output.split("Budget attacks")
+    assert "pgd-ce-13x40" in minimal
+    assert "520" in minimal
+    assert "Madry et al., ICLR 2018" in " ".join(minimal.split())
+    assert "segpgd" in budget
+    assert "pgd-ce-13x40" not in budget
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("alma-prox", ["lambda(0)", "auto", "CVPR 2023", "500 forwards"]),
+        ("pgd-dlr-13x4x10", ["rounds", "restarts", "520 forwards", "Madry"]),
+        ("bisect:sea", ["bisection over sea", "11700 forwards"]),
+    ],
+)
+def test_an_attack_is_shown_with_fields_and_citation(segprox, name, expected):
+    code, output, _ = segprox("attacks", "show", name)
+    assert code == 0
+    for text in expected:
+        assert text in output
+    assert "epsilon: the largest" not in output
+
+
+def test_audit_says_where_an_attack_is_too_weak(segprox):
+    # one step of half the image's range breaks what one query of DAG cannot
+    arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag", "--budget", "fgsm", "--target", "building"]
+    code, output, _ = segprox("audit", *arguments)
+    assert code == 0
+    assert "scene-0000" in output
+    assert "withstood both attacks" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--budget", "fmn"], "fmn has no field 'epsilon'"),
+        (["--minimal", "pgd"], "an audit needs a minimal attack first"),
+        (["--minimal", "ddn"], "an audit needs two attacks of one norm, not l2 and linf"),
+        (["--epsilon", "much"], "epsilon of sea cannot be 'much'"),
+    ],
+)
+def test_audit_refuses(segprox, arguments, sentence):
+    code, _, error = segprox("audit", *arguments)
+    assert code == 2
+    assert error.startswith(f"error: {sentence}")
+
+
 def test_demo_writes_a_table_and_pictures(segprox, tmp_path):
     code, output, _ = segprox("demo", "--images", 2, "--steps", 3, "--set", "step_size=1e-2", "--out", tmp_path / "new")
     assert code == 0
@@ -71,7 +121,7 @@ def test_demo_towards_a_target(segprox, tmp_path):
     ("arguments", "sentence"),
     [
         (["--model", "no-such"], "there is no model 'no-such'; known are: demo-robust, demo-standard"),
-        (["--attack", "no-such"], "there is no attack 'no-such'; known are: alma-prox"),
+        (["--attack", "no-such"], "there is no attack 'no-such'; known are: alma, alma-prox"),
         (["--set", "step_size=-1"], "step_size of alma-prox cannot be '-1': Input should be greater than 0"),
         (["--set", "step_size"], "--set takes FIELD=VALUE, such as step_size=0.01, but got 'step_size'"),
         (["--steps", "0"], "steps of alma-prox cannot be 0"),

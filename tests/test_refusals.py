@@ -132,7 +132,7 @@ def test_unknown_kind_of_output():
         ({"steps": "many"}, "steps of alma-prox cannot be 'many'"),
         ({"masking": "some"}, "masking of alma-prox cannot be 'some'"),
         ({"multiplier_min": 2}, "multiplier_min must not exceed multiplier_max"),
-        ({"stepsize": 1}, "alma-prox has no field 'stepsize'; its fields are: steps"),
+        ({"stepsize": 1}, "alma-prox has no field 'stepsize'; its fields are: norm, steps"),
     ],
 )
 def test_hyper_parameters_that_make_no_sense(options, message):

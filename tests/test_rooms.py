@@ -13,7 +13,7 @@ ALLOWED = {
     "norms": set(),
     "losses": set(),
     "prox": NUMERIC,
-    "problem": {"errors"},
+    "problem": {"errors", "norms"},
     "data": {"errors"},
     "models": {"errors", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
     "tracker": CORE,

@@ -131,8 +131,7 @@ def audit(
     """
     torch.set_num_threads(1)
     first, second = make_attack(minimal), make_attack(budget, epsilon=epsilon)
-    if not isinstance(second, BudgetAttack):
-        raise SegproxError(f"{budget} is not a budget attack; see: segprox list attacks")
+    assert isinstance(second, BudgetAttack)  # others have no epsilon
     segmenter, data = load_model(model), load_dataset(dataset)
     goal = None if target is None else _class_index(target, data.classes)
     count, findings = min(limit, len(data)), []

@@ -140,8 +140,7 @@ def make_attack(name: str, **options: Any) -> Attack:
         first = error.errors()[0]
         if first["type"] == "value_error":  # a field does not fit another one; the attack says so itself
             raise SegproxError(first["msg"].removeprefix("Value error, ")) from None
-        field = ".".join(str(part) for part in first["loc"])
-        raise SegproxError(f"{field} of {name} cannot be {first['input']!r}: {first['msg']}") from None
+        raise SegproxError(f"{first['loc'][0]} of {name} cannot be {first['input']!r}: {first['msg']}") from None
 
 
 BISECTION_FIELDS = ("rounds", "stop_early")
