@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import segprox
+from segprox.attacks import ATTACKS, make_attack
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -36,6 +37,15 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_is_documented_with_its_cost(name):
+    forwards, backwards = make_attack(name).cost()
+    rows = [
+        line for line in (ROOT / "docs" / "attacks.md").read_text().splitlines() if line.startswith(f"| `{name}` |")
+    ]
+    assert any(f"| {forwards} | {backwards} |" in row for row in rows)
 
 
 def test_version_is_the_same_everywhere():

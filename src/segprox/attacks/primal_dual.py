@@ -1,18 +1,87 @@
-"""What PDGD and PDPGD share: a weight for every constraint, and Adam for the perturbation."""
+"""What PDGD and PDPGD share: a weight for every constraint that rises while it is violated, and Adam's steps."""
 
 import math
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torch.nn.functional import sigmoid
 
+from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.lagrangian import ConstraintMask, Masking
+from segprox.attacks.schedules import exponential, linear
+from segprox.losses import margin
 from segprox.problem import Problem
+from segprox.tracker import Tracker
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class PrimalDual(Attack):
+    """Descent on the perturbation of `(1 - sum of weights) * norm + sum of weights * softplus(margin)`, ascent on lambda.
+
+    The weights come from lambda, one per pixel: paper, appendix on PDPGD.
+    """
+
+    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
+    paper: ClassVar[str] = "Matyasko, Chau, PDPGD: Primal-Dual Proximal Gradient Descent Adversarial Attack, 2021"
+
+    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    step_size: Annotated[float, Field(gt=0, description="of the perturbation, at the start")] = 0.01
+    step_decay: Annotated[float, Field(gt=0, le=1, description="of it, by the end (exponential)")] = 0.01
+    dual_step_size: Annotated[float, Field(gt=0, description="of lambda, at the start")] = 0.1
+    dual_step_decay: Annotated[float, Field(gt=0, le=1, description="of it, by the end (linear)")] = 0.1
+    ratio: Annotated[float, Field(gt=0, description="r: weight of the norm to that of the constraints, at first")] = 1.0
+    smoothing: Annotated[float, Field(ge=0, lt=1, description="of the constraints' weights")] = 0.9
+    smallest_weight: Annotated[float, Field(gt=0, lt=1, description="bounds |lambda| by its -log")] = 1e-12
+    masking: Annotated[Masking, Field(description="which of the largest constraints to discard, as in alma-prox")] = (
+        "none"
+    )
+
+    def cost(self) -> Cost:
+        """N queries."""
+        return Cost(self.steps, self.steps - 1)
+
+    def search(self, tracker: Tracker, watch: Watch) -> None:
+        """Descend on the perturbation, ascend on the weights."""
+        problem, x = tracker.problem, tracker.problem.images
+        masking = ConstraintMask(problem, self.masking, self.steps)
+        weights = DualWeights(problem, self.ratio, self.smoothing, self.smallest_weight)
+        delta, adam = torch.zeros_like(x), Adam(x)
+        for t in range(1, self.steps + 1):
+            query = tracker.query((x + delta).clamp_(0, 1))
+            watch(query, constraints=weights.total)
+            if t == self.steps:
+                return
+            d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+            d.nan_to_num_(nan=0.0)
+            g = query.gradient(pullback(sigmoid(d) * weights.value.to(d.dtype)))
+            rate = exponential(self.step_size, self.step_size * self.step_decay, t, self.steps)
+            delta = self.move(delta, g, rate, weights.total.to(d.dtype), adam, x)
+            dual_rate = linear(self.dual_step_size, self.dual_step_size * self.dual_step_decay, t, self.steps)
+            weights.ascend(d, masking(d, t), dual_rate)
+
+    @abstractmethod
+    def move(self, delta: Tensor, g: Tensor, rate: float, total: Tensor, adam: "Adam", x: Tensor) -> Tensor:
+        """The next perturbation, in the box.
+
+        Args:
+            delta: the perturbation, `[B, C, H, W]`.
+            g: the gradient of the weighted constraints.
+            rate: the step size.
+            total: the weight of all constraints together, `[B]`; the norm has the rest.
+            adam: turns gradients into directions.
+            x: the images.
+        """
 
 
 class DualWeights:
     """Weights of the constraints, positive and summing to less than 1; what is missing is the norm's weight.
 
-    They are `m e^lambda / (1 + sum of m e^lambda)` (paper, appendix on PDPGD), averaged over the iterations. lambda
-    starts so that the norm and all constraints together weigh `ratio` to 1, and climbs where a constraint is violated.
+    They are `m e^lambda / (1 + sum of m e^lambda)`, averaged over the iterations. lambda starts so that the norm and all
+    constraints together weigh `ratio` to 1, and climbs where a constraint is violated.
     """
 
     def __init__(self, problem: Problem, ratio: float, smoothing: float, smallest: float) -> None:
