@@ -20,9 +20,9 @@ from segprox.tracker import Tracker
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class PrimalDual(Attack):
-    """Descent on the perturbation of `(1 - sum of weights) * norm + sum of weights * softplus(margin)`, ascent on lambda.
+    """Descent of the perturbation on `(1 - sum of weights) * norm + sum of weights * softplus(margin)`.
 
-    The weights come from lambda, one per pixel: paper, appendix on PDPGD.
+    And ascent of lambda, one per pixel, from which the weights come: paper, appendix on PDPGD.
     """
 
     family: ClassVar[Literal["minimal", "budget"]] = "minimal"
@@ -80,8 +80,8 @@ class PrimalDual(Attack):
 class DualWeights:
     """Weights of the constraints, positive and summing to less than 1; what is missing is the norm's weight.
 
-    They are `m e^lambda / (1 + sum of m e^lambda)`, averaged over the iterations. lambda starts so that the norm and all
-    constraints together weigh `ratio` to 1, and climbs where a constraint is violated.
+    They are `m e^lambda / (1 + sum of m e^lambda)`, averaged over the iterations. lambda starts so that the norm and
+    all constraints together weigh `ratio` to 1, and climbs where a constraint is violated.
     """
 
     def __init__(self, problem: Problem, ratio: float, smoothing: float, smallest: float) -> None:
