@@ -144,7 +144,7 @@ def audit(
                 segmenter, sample, first, second, ignore=data.ignore, target=goal, callback=lambda _: bar.advance(task)
             )
             findings.append(finding)
-        bar.update(task, completed=bar.tasks[0].total)
+            bar.update(task, completed=(i + 1) * (first.cost().forwards + second.cost().forwards))
     out.print(audit_table(findings, minimal, budget, first.norm))
     robust, weak = sum(f.robust for f in findings), sum(f.too_weak is not None for f in findings)
     out.print(f"{robust} of {count} images withstood both attacks. The attacks disagree on {weak}.", highlight=False)
@@ -252,6 +252,7 @@ def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, tar
             yield attack_sample(
                 model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
             )
+            bar.update(task, completed=(i + 1) * attack.cost().forwards)  # an attack may need fewer
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, object]:

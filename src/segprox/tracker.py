@@ -42,7 +42,7 @@ class Query:
     logits: Tensor  # [B, K, H, W], detached; 0 for images that were not asked about
     satisfied: Tensor  # [B, H, W]: the pixels that are as the attack wants them
     norm: Tensor  # [B]
-    apsr: Tensor  # [B]
+    apsr: Tensor  # [B]; the best so far of images that were not asked about
     success: Tensor  # [B]
     _tracker: "Tracker" = field(repr=False)
     _images: Tensor = field(repr=False)
@@ -142,7 +142,7 @@ class Tracker:
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
         satisfied = self.problem.satisfied(logits)
-        apsr = self.problem.rate(satisfied)
+        apsr = torch.where(asked, self.problem.rate(satisfied), self.best_apsr)
         success = self.problem.succeeded(apsr) & asked
         self._remember(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
