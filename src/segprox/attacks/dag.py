@@ -40,5 +40,4 @@ class Dag(Attack):
             lead, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
             pending = problem.mask & (lead > 0)  # the loss is sum of max(0, lead)
             g = query.gradient(pullback(pending.to(lead.dtype)))
-            delta.sub_(unit(g, "linf"), alpha=self.step_size)
-            delta = (x + delta).clamp_(0, 1).sub_(x)
+            delta.sub_(unit(g, "linf"), alpha=self.step_size)  # may leave the box; only what is queried may not
