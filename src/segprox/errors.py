@@ -10,5 +10,5 @@ class SegproxError(ValueError):
         ...     segprox.make_attack("no-such")
         ... except segprox.SegproxError as error:
         ...     print(error)
-        there is no attack 'no-such'; known are: alma-prox
+        there is no attack 'no-such'; known are: alma, alma-prox, ...
     """

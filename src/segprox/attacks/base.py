@@ -53,7 +53,7 @@ class Attack(ABC):
     Example:
         >>> import segprox
         >>> segprox.make_attack("alma-prox", steps=100)
-        AlmaProx(steps=100, ...
+        AlmaProx(norm='linf', steps=100, ...
     """
 
     norm: NormName
