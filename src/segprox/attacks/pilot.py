@@ -14,8 +14,8 @@ def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     """The linf radius at which sign steps bring an image half of the way from its clean APSR to success, `[B]`.
 
     The radius grows by the same factor from query to query; an image that is half-way asks no more. For one that never
-    gets there within `queries` the pilot knows nothing, and the radius is 0: sign steps may simply not work on it, as
-    with some targets.
+    gets there within `queries` the pilot knows nothing, and the radius is 0: sign steps may simply not work on it, as is
+    usual with targets.
     """
     problem, x = tracker.problem, tracker.problem.images
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
