@@ -13,14 +13,13 @@ SMALLEST, LARGEST = 1 / 255, 110 / 255  # the radii tried
 def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     """The linf radius at which sign steps bring an image half of the way from its clean APSR to success, `[B]`.
 
-    The radius grows by the same factor from query to query; an image that is half-way asks no more. For one that never
-    gets there within `queries` the pilot knows nothing, and the radius is 0: sign steps may simply not work on it, as is
-    usual with targets.
+    The radius grows by the same factor from query to query; an image that is half-way asks no more. One that never gets
+    there within `queries` gets the largest radius.
     """
     problem, x = tracker.problem, tracker.problem.images
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
     part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
-    found = torch.zeros_like(tracker.best_norm)
+    found = torch.full_like(tracker.best_norm, LARGEST)
     done, half = ~problem.mask.flatten(1).any(1), torch.zeros_like(tracker.best_apsr)
     for k in range(queries):
         part.skipped = done
