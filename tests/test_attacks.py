@@ -9,7 +9,6 @@ import segprox
 from segprox import Problem, Segmenter, SegproxError, make_attack
 from segprox.attacks import ATTACKS, PAPER_ATTACKS, Apgd, Bisection, BudgetAttack, Dag, Pgd, Sea
 from segprox.attacks.apgd import StepRule
-from segprox.attacks.bisection import Bisection as BisectionClass
 from segprox.attacks.objectives import OBJECTIVES
 from segprox.norms import distance
 from segprox.tracker import Tracker
@@ -150,10 +149,7 @@ def test_budgets_and_the_box_are_respected(name, norm):
     images = torch.rand(2, 3, 12, 10, generator=generator(2)).round()  # every value on the border of the box
     problem = Problem.build(images, model(images).argmax(1), threshold=1.0)
     epsilon = 0.1 if norm == "linf" else 1.5
-    seen = []
-    found = make_attack(name, epsilon=epsilon, norm=norm, **(SHORT[name] if name != "fgsm" else {})).run(
-        model, problem, seen.append
-    )
+    found = make_attack(name, epsilon=epsilon, norm=norm, **(SHORT[name] if name != "fgsm" else {})).run(model, problem)
     assert found.images.min() >= 0
     assert found.images.max() <= 1
     assert (distance(found.images - images, norm) <= epsilon * (1 + 1e-5)).all()
@@ -323,7 +319,7 @@ class TestBisection:
 
     def test_of_l2_starts_at_the_far_corner(self):
         images = grey_images(1, 4)
-        corner = BisectionClass(attack=Pgd(norm="l2"))._farthest(images)
+        corner = Bisection(attack=Pgd(norm="l2"))._farthest(images)
         assert corner.item() == pytest.approx(torch.maximum(images, 1 - images).norm().item())
 
     def test_wraps_any_budget_attack(self):
@@ -381,7 +377,6 @@ def test_sea_is_never_weaker_than_its_members():
     together = sea.run(model, problem)
     apart = torch.stack([member.run(model, problem).apsr for member in sea.members])
     assert torch.equal(together.apsr, apart.amax(0))
-    assert len(set(apart.argmax(0).tolist())) >= 1
 
 
 def test_dag_stops_each_image_at_its_first_success():

@@ -188,8 +188,8 @@ def _list_attacks() -> None:
     }
     for family, title in titles.items():
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for heading, justify in (("attack", "left"), ("norms", "left"), ("forwards", "right"), ("backwards", "right")):
-            table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for heading in ("attack", "norms", "forwards", "backwards"):
+            table.add_column(heading, justify="right" if heading.endswith("wards") else "left", no_wrap=True)
         table.add_column("what it does, and its paper", overflow="fold")
         for name, entry in ATTACKS.items():
             attack = make_attack(name)

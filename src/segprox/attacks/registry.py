@@ -135,7 +135,7 @@ def make_attack(name: str, **options: Any) -> Attack:
     outer = {option: options.pop(option) for option in BISECTION_FIELDS if entry.bisected and option in options}
     try:
         attack = entry.cls(**{**entry.fields, **options})
-        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]
+        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  # a budget one
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "value_error":  # a field does not fit another one; the attack says so itself
