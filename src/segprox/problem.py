@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -122,6 +123,11 @@ class Problem:
     def __len__(self) -> int:
         return len(self.images)
 
+    @cached_property
+    def counted(self) -> Tensor:
+        """How many pixels of each image count, int64 `[B]`."""
+        return self.mask.flatten(1).sum(1)
+
     def check_classes(self, num_classes: int) -> None:
         """Refuse labels that the model cannot output."""
         if self.labels.numel() == 0:
@@ -159,21 +165,20 @@ class Problem:
 
     def shares(self, dtype: torch.dtype) -> Tensor:
         """The weight of each pixel in a mean over its image's counted pixels, `[B, H, W]`."""
-        return self.mask.to(dtype) / self.mask.flatten(1).sum(1).clamp(min=1).view(-1, 1, 1)
+        return self.mask.to(dtype) / self.counted.clamp(min=1).view(-1, 1, 1)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of `values` `[B, H, W]` over each image's counted pixels, `[B]`; 0 if none counts."""
         total = per_image(torch.sum, torch.where(self.mask, values, 0))
-        return total / self.mask.flatten(1).sum(1).clamp(min=1)
+        return total / self.counted.clamp(min=1)
 
     def rate(self, pixels: Tensor) -> Tensor:
         """The share of counted pixels among which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`."""
-        counted = self.mask.flatten(1).sum(1)
-        return (pixels & self.mask).flatten(1).sum(1).double() / counted.clamp(min=1)
+        return (pixels & self.mask).flatten(1).sum(1).double() / self.counted.clamp(min=1)
 
     def succeeded(self, apsr: Tensor) -> Tensor:
         """Which images are successes at this APSR, bool `[B]`; an image without counted pixels never is one."""
-        return (apsr >= self.threshold) & self.mask.flatten(1).any(1)
+        return (apsr >= self.threshold) & (self.counted > 0)
 
 
 def _plane(name: str, value: Tensor, size: tuple[int, ...], device: torch.device) -> Tensor:

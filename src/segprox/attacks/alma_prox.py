@@ -88,7 +88,7 @@ class AlmaProx(Attack):
         masking = ConstraintMask(problem, self.masking, steps)
         step_sizes = StepSizes(start, self.step_decay, steps)
         lower, upper = -x, 1 - x  # the box Lambda
-        delta, v = torch.zeros_like(x), torch.zeros_like(x)  # line 1
+        delta, v, metric = (torch.zeros_like(x) for _ in range(3))  # line 1
         w = x.new_ones(len(problem), 1, 1)
         mu = torch.full_like(x[:, 0], self.multiplier)
         rho = RhoRule(self.penalty, self.penalty_growth, self.penalty_every, self.improvement, mu)
@@ -101,19 +101,20 @@ class AlmaProx(Attack):
             d.nan_to_num_(nan=0.0)
             w = self._adjust_scale(w, problem.rate(d <= 0) >= problem.threshold)  # lines 5 to 10
             kept = masking(d, t)  # lines 11 and 12
-            mu_hat = kept * penalty_derivative(w * d, rho.value, mu, self.derivative)  # line 13
+            y = w * d
+            mu_hat = penalty_derivative(y, rho.value, mu, self.derivative).mul_(kept)  # line 13
             if self.multiplier_of == "unscaled":
-                mu_hat = mu_hat * w
-            mu = torch.lerp(mu_hat, mu, self.smoothing).clamp_(self.multiplier_min, self.multiplier_max)  # line 14
+                mu_hat *= w
+            mu = mu_hat.lerp_(mu, self.smoothing).clamp_(self.multiplier_min, self.multiplier_max)  # line 14
             rho.update(t, d, kept)  # lines 15 to 21
             step_size = step_sizes(t, query.success)
             watch(query, scale=w.flatten(), step_size=step_size, multiplier=problem.mean(mu))
             if t == steps:
                 return  # delta(N) would never be scored
-            pixel_weights = kept * w * penalty_derivative(w * d, rho.value, mu, self.derivative)
+            pixel_weights = penalty_derivative(y, rho.value, mu, self.derivative).mul_(kept).mul_(w)
             g = query.gradient(pullback(pixel_weights))  # lines 22 and 23
             v.mul_(self.smoothing).addcmul_(g, g, value=1 - self.smoothing)  # line 24
-            metric = (v / (1 - self.smoothing**t)).sqrt_().add_(self.metric_floor)  # line 25
+            torch.div(v, 1 - self.smoothing**t, out=metric).sqrt_().add_(self.metric_floor)  # line 25
             delta.sub_(g.div_(metric).mul_(step_size.view(-1, 1, 1, 1)))  # line 26
             beta = prox_linf_box(
                 delta, step_size, lower, upper, metric, self.prox,

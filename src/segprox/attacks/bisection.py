@@ -47,7 +47,7 @@ class Bisection(Attack):
         high = 2 * self._farthest(tracker.problem.images)
         for _ in range(self.rounds):
             finished = tracker.success & (tracker.best_norm == 0)  # wrong without any perturbation
-            hopeless = ~tracker.problem.mask.flatten(1).any(1)  # no pixel counts
+            hopeless = tracker.problem.counted == 0  # no pixel counts
             middle = (low + high) / 2
             part = tracker.part("most", skipped=finished | hopeless, stop_at_success=self.stop_early)
             if part.finished:

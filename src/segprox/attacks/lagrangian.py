@@ -18,21 +18,20 @@ class ConstraintMask:
     """
 
     def __init__(self, problem: Problem, kind: Masking, steps: int) -> None:
-        self.mask, self.kind, self.steps = problem.mask, kind, steps
-        counted = self.mask.flatten(1).sum(1).double()
-        self.spare = ((1 - problem.threshold) * counted + 1e-9).floor()  # pixels that need not be satisfied
+        self.mask, self.kind, self.steps = problem.mask.to(problem.images.dtype), kind, steps
+        self.uncounted = torch.where(problem.mask, 0.0, -torch.inf)
+        self.spare = ((1 - problem.threshold) * problem.counted + 1e-9).floor()  # pixels that need not be satisfied
         self.most = int(self.spare.max()) if len(problem) else 0
 
     def __call__(self, d: Tensor, t: int) -> Tensor:
-        """m~(t), bool `[B, H, W]`."""
+        """m~(t), `[B, H, W]`: 1 where a constraint is kept, 0 elsewhere."""
         if self.kind == "none" or self.most == 0:
             return self.mask
         share = 1.0 if self.kind == "fixed" else (t - 1) / max(self.steps - 1, 1)
         discarded = (self.spare * share).long()
-        values = torch.where(self.mask, d, -torch.inf).flatten(1)
-        largest = values.topk(self.most + 1, dim=1).values
+        largest = (d + self.uncounted).flatten(1).topk(self.most + 1, dim=1).values
         threshold = largest.gather(1, discarded.unsqueeze(1))  # xi: the largest one that is kept
-        return self.mask & (d <= threshold.unsqueeze(2))
+        return torch.le(d, threshold.unsqueeze(2), out=torch.empty_like(d)).mul_(self.mask)
 
 
 class RhoRule:
@@ -41,17 +40,17 @@ class RhoRule:
     def __init__(self, start: float, growth: float, every: int, improvement: float, like: Tensor) -> None:
         self.growth, self.every, self.improvement = growth, every, improvement
         self.value = torch.full_like(like, start)
-        self.satisfied = torch.zeros_like(like, dtype=torch.bool)
+        self.least = torch.full_like(like, torch.inf)  # of d since the last look
         self.before: Tensor | None = None  # d(t - M); d(1) for the first look, as there is no d(0)
 
     def update(self, t: int, d: Tensor, kept: Tensor) -> None:
         """Take in the constraints of step t."""
-        self.satisfied |= d <= 0
+        torch.minimum(self.least, d, out=self.least)
         if self.before is None:
             self.before = d
         if t % self.every:
             return
-        stalled = kept & ~self.satisfied & (d > self.improvement * self.before)
+        stalled = (kept > 0) & (self.least > 0) & (d > self.improvement * self.before)
         self.value = torch.where(stalled, self.value * self.growth, self.value).clamp_(max=PENALTY_MAX)
-        self.satisfied = torch.zeros_like(self.satisfied)
+        self.least.fill_(torch.inf)
         self.before = d

@@ -24,8 +24,9 @@ def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "e
     `exact` is the derivative of `penalty`. `authors` is what the authors' code uses instead where y >= 0: its first
     term is `mu * y` instead of `mu`, so a constraint that is only just violated is hardly pushed at all.
     """
-    positive, negative = y.clamp(min=0), y.clamp(max=0)
-    first = mu if kind == "exact" else mu * positive
-    violated = first + positive * rho * (2 * mu + 0.5 * rho * positive)
-    satisfied = mu / (1 - rho.clamp(min=rho_min) * negative).square_()
-    return torch.where(y >= 0, violated, satisfied)
+    positive, negative = y.clamp(min=0), y.clamp_max(0)
+    linear = mu / negative.mul_(rho.clamp(min=rho_min)).neg_().add_(1).square_()  # mu where y >= 0
+    if kind == "authors":
+        linear = torch.where(y >= 0, mu * positive, linear)
+    rest = (rho * positive).mul_(0.5).add_(mu, alpha=2).mul_(positive).mul_(rho)  # 0 where y <= 0
+    return linear.add_(rest)

@@ -20,7 +20,7 @@ def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
     part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
     found = torch.full_like(tracker.best_norm, LARGEST)
-    done, half = ~problem.mask.flatten(1).any(1), torch.zeros_like(tracker.best_apsr)
+    done, half = problem.counted == 0, torch.zeros_like(tracker.best_apsr)
     for k in range(queries):
         part.skipped = done
         if part.finished:

@@ -85,7 +85,7 @@ class DualWeights:
     """
 
     def __init__(self, problem: Problem, ratio: float, smoothing: float, smallest: float) -> None:
-        counted = problem.mask.flatten(1).sum(1).clamp(min=1).double()
+        counted = problem.counted.clamp(min=1).double()
         self.bound, self.smoothing = -math.log(smallest), smoothing
         self.log = (-(ratio * counted).log()).view(-1, 1, 1).expand(problem.mask.shape).clone()
         self.value = self._project(problem.mask)

@@ -62,9 +62,13 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
         per_width = weights / width
         # d(ratio)/d(width) = -ratio / width, and the width grows with its high end and falls with its low ends
         through_width = per_width * ratio
+        own_leads = torch.gt(own, other, out=torch.empty_like(own))  # the high end is the label's logit, or the other
+        at_label = (sign * per_width).addcmul_(through_width, own_leads, value=-1)
+        at_other = (through_width * own_leads).sub_(through_width).sub_(per_width, alpha=sign)
         through_low = through_width / len(lows)
-        terms = [(other, -sign * per_width), (ranked[0], -through_width), *((low.value, through_low) for low in lows)]
-        return _gradient(logits, labels, sign * per_width, own, terms)
+        return _gradient(
+            logits, labels, at_label, own, [(other, at_other), *((low.value, through_low) for low in lows)]
+        )
 
     return Loss(ratio + tolerance, pullback)
 
@@ -94,8 +98,8 @@ def _largest(logits: Tensor, count: int) -> list[Tensor]:
     planes = logits.unbind(1)
     ranked = [planes[0].clone()]
     for plane in planes[1:]:
-        for value in ranked:
-            lower = torch.minimum(value, plane)
+        for i, value in enumerate(ranked):
+            lower = torch.minimum(value, plane) if i + 1 < count else plane
             torch.maximum(value, plane, out=value)
             plane = lower
         if len(ranked) < count:
@@ -116,10 +120,11 @@ def _gradient(
     It is `at_label` at the label, plus, for each (value, weight) of `terms`, the weight wherever a logit equals the
     value. The first of these values is another class's, so its weight leaves out the label.
     """
-    gradient, equal = torch.zeros_like(logits), torch.empty_like(own)
+    gradient, equal = torch.empty_like(logits), torch.empty_like(own)
+    (other, at_other), *rest = terms
     for plane, result in zip(logits.unbind(1), gradient.unbind(1)):
-        for value, weight in terms:
+        torch.mul(torch.eq(plane, other, out=equal), at_other, out=result)
+        for value, weight in rest:
             result.addcmul_(torch.eq(plane, value, out=equal), weight)
-    other, weight = terms[0]
-    at_label = at_label.addcmul(torch.eq(own, other, out=equal), weight, value=-1)
+    at_label = at_label.addcmul(torch.eq(own, other, out=equal), at_other, value=-1)
     return gradient.scatter_add_(1, labels.unsqueeze(1), at_label.unsqueeze(1))
