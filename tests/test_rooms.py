@@ -10,12 +10,13 @@ NUMERIC = {"errors", "norms", "problem", "losses", "prox"}
 CORE = {*NUMERIC, "models", "tracker"}
 ALLOWED = {
     "errors": set(),
+    "naming": {"errors"},
     "norms": set(),
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
-    "data": {"errors"},
-    "models": {"errors", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
+    "data": {"errors", "naming"},
+    "models": {"errors", "naming", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "attacks", "data"},
