@@ -142,5 +142,5 @@ def test_hyper_parameters_that_make_no_sense(options, message):
 
 @pytest.mark.parametrize("load", [segprox.make_attack, segprox.load_model, segprox.load_dataset])
 def test_unknown_names(load):
-    with pytest.raises(SegproxError, match=r"there is no .* 'no-such'; known are: "):
+    with pytest.raises(SegproxError, match=r"there is no .* 'no-such'; (known are|names look like): "):
         load("no-such")

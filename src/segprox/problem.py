@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -127,6 +127,10 @@ class Problem:
     def counted(self) -> Tensor:
         """How many pixels of each image count, int64 `[B]`."""
         return self.mask.flatten(1).sum(1)
+
+    def select(self, indices: list[int]) -> "Problem":
+        """The problem of some of the images."""
+        return replace(self, images=self.images[indices], labels=self.labels[indices], mask=self.mask[indices])
 
     def check_classes(self, num_classes: int) -> None:
         """Refuse labels that the model cannot output."""

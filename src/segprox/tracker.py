@@ -144,6 +144,9 @@ class Tracker:
         satisfied = self.problem.satisfied(logits)
         apsr = torch.where(asked, self.problem.rate(satisfied), self.best_apsr)
         success = self.problem.succeeded(apsr) & asked
+        if self.model.autocast is not None:
+            apsr = self._verified(points, apsr, success & self._matters(norm, apsr))
+            success = self.problem.succeeded(apsr) & asked
         self._remember(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
 
@@ -172,11 +175,28 @@ class Tracker:
             return outputs
         return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((torch.tensor(chosen),), outputs)
 
+    @torch.no_grad()
+    def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
+        """APSR with that of the chosen images measured in full precision, whatever the network's is."""
+        self.count(forwards=chosen)
+        apsr = apsr.clone()
+        for i in chosen.nonzero().flatten().tolist():
+            apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
+        return apsr
+
+    def _matters(self, norm: Tensor, apsr: Tensor) -> Tensor:
+        """Which successes would be the best so far, here or in the whole."""
+        here = self._improves(norm, apsr)
+        return here if self._whole is None else here | self._whole._matters(norm, apsr)
+
+    def _improves(self, norm: Tensor, apsr: Tensor) -> Tensor:
+        """Which successes at this norm and APSR would be the best so far."""
+        return ~self.success | (norm < self.best_norm if self.goal == "smallest" else apsr > self.best_apsr)
+
     def _remember(self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor) -> None:
         if self.goal == "smallest":
-            smaller = success & (~self.success | (norm < self.best_norm))
             closer = ~success & ~self.success & (apsr > self.best_apsr)
-            better = (smaller | closer) & asked
+            better = (success & self._improves(norm, apsr) | closer) & asked
         else:
             better = (apsr > self.best_apsr) & asked
         torch.where(better.view(-1, 1, 1, 1), points, self.best_images, out=self.best_images)
@@ -193,6 +213,9 @@ class Tracker:
 
     def result(self) -> Attacked:
         """The best points, with what they cost."""
+        if self.model.autocast is not None:  # successes are verified already
+            self.best_apsr = self._verified(self.best_images, self.best_apsr, ~self.success)
+            self.success |= self.problem.succeeded(self.best_apsr)
         return Attacked(
             images=self.best_images,
             norm=self.best_norm,

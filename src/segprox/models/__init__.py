@@ -2,27 +2,66 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import torch
 
 from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
+from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter, restored
+from segprox.models.sources import SOURCES
+from segprox.naming import Name, checked
 
 MODELS: dict[str, Callable[[], Segmenter]] = {
     "demo-standard": partial(load_demo, "standard"),
     "demo-robust": partial(load_demo, "robust"),
 }
 
-__all__ = ["MODELS", "Segmenter", "load_model", "restored"]
+__all__ = ["MODELS", "SOURCES", "ModelOptions", "Segmenter", "load_model", "restored"]
 
 
-def load_model(name: str) -> Segmenter:
+def load_model(name: str, **options: Any) -> Segmenter:
     """The model of that name, ready to be attacked.
+
+    Args:
+        name: `demo-standard`, `demo-robust`, or `source:identifier`, with options after a `?`; see
+            `segprox list models`.
+        options: fields of `ModelOptions`, which come before those in the name.
 
     Example:
         >>> import torch, segprox
         >>> segprox.load_model("demo-robust")(torch.rand(1, 3, 64, 64)).shape
         torch.Size([1, 8, 64, 64])
+        >>> segprox.load_model("ddcat:voc", checkpoint="random").class_names
+        ()
     """
-    if name not in MODELS:
-        raise SegproxError(f"there is no model {name!r}; known are: {', '.join(sorted(MODELS))}")
-    return MODELS[name]()
+    parsed = Name.parse(name)
+    chosen = checked(ModelOptions, "a model", **{**parsed.options, **options})
+    if parsed.source in MODELS and not parsed.identifier:
+        return _settled(MODELS[parsed.source](), chosen)
+    if parsed.source not in SOURCES:
+        examples = ", ".join([*sorted(MODELS), *(source.example for source in SOURCES.values())])
+        raise SegproxError(f"there is no model {name!r}; names look like: {examples}")
+    if not parsed.identifier:
+        raise SegproxError(f"{parsed.source}: which one? A full name is, for example: {SOURCES[parsed.source].example}")
+    made = SOURCES[parsed.source].build(parsed.identifier, chosen)
+    if not isinstance(made, Segmenter):
+        feeding = {**made.feeding, **chosen.feeding(), "channels_last": chosen.channels_last}
+        made = Segmenter(made.module, class_names=made.class_names, **feeding)
+    return _settled(made, chosen)
+
+
+def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
+    """The model on its device, in its precision."""
+    try:
+        segmenter = segmenter.to(options.torch_device())
+    except (RuntimeError, AssertionError) as error:
+        raise SegproxError(f"device {options.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if options.precision == "float64":
+        segmenter = segmenter.double()
+    elif options.precision != "float32":
+        segmenter.autocast = getattr(torch, options.precision)
+    if options.compile:
+        segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
+    return segmenter

@@ -30,6 +30,11 @@ class Segmenter(nn.Module):
         binary: the network has one output channel, the logit (or probability) of class 1; it is seen as two logits.
         output: what the network returns: `logits`; `probabilities`, which are turned into logits by a logarithm; or
             `auto`, logits too, but refused if they look like probabilities.
+        multiple: the network needs sides that are multiples of this: normalised images are padded with zeros at the
+            bottom and the right, and the logits are cropped.
+        resize: the network takes images of this height and width only: they are resized to it, the logits back.
+        channels_last: keep weights and images in that memory format, which is faster on many GPUs.
+        class_names: names of the output's classes, where known.
 
     Example:
         >>> import torch, segprox
@@ -53,10 +58,16 @@ class Segmenter(nn.Module):
         classes: Sequence[int] | None = None,
         binary: bool = False,
         output: OutputKind = "auto",
+        multiple: int = 1,
+        resize: tuple[int, int] | None = None,
+        channels_last: bool = False,
+        class_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if any(value <= 0 for value in std):
             raise SegproxError(f"std must be positive but is {list(std)}")
+        if multiple < 1 or (multiple > 1 and resize is not None):
+            raise SegproxError(f"multiple must be at least 1, and 1 beside resize, but is {multiple}")
         if output not in get_args(OutputKind):
             raise SegproxError(f"output must be one of {', '.join(get_args(OutputKind))} but is {output!r}")
         self.model = model
@@ -67,6 +78,11 @@ class Segmenter(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=dtype, device=like.device).view(-1, 1, 1), False)
         self.bgr, self.scale_255, self.binary, self.output = bgr, scale_255, binary, output
         self.classes = None if classes is None else list(classes)
+        self.multiple, self.resize, self.channels_last = multiple, resize, channels_last
+        self.class_names = tuple(class_names)
+        self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
+        if channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's hints
         self._plain = not bgr and not scale_255 and tuple(mean) == (0.0,) and tuple(std) == (1.0,)
         self.requires_grad_(False)
         self.eval()
@@ -91,23 +107,41 @@ class Segmenter(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """Like `forward` without looking at values, hence without waiting for the device: for attack loops."""
-        outputs = self._unwrap(self.model(self._prepare(images)))
-        outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        prepared = self._prepare(images)
+        with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+            outputs = self._unwrap(self.model(prepared))
+        outputs = outputs.to(images.dtype)  # attacks compute in one precision, whatever the network's is
         if self.classes is not None:
             if max(self.classes) >= outputs.shape[1]:
                 raise SegproxError(f"classes {self.classes} do not fit a model with {outputs.shape[1]} output channels")
             outputs = outputs[:, self.classes]
-        outputs = self._resize(self._as_logits(outputs), images.shape[2:])
+        outputs = self._fit(self._as_logits(outputs), prepared.shape[2:], images.shape[2:])
         if outputs.shape[1] < 2:
             raise SegproxError(
                 "the model has one output channel; pass binary=True if it is the logit of the foreground class"
             )
         return outputs
 
+    def full_precision(self, images: Tensor) -> Tensor:
+        """Like `logits` in the precision of the weights: what counts when an attack claims a success."""
+        lower, self.autocast = self.autocast, None
+        try:
+            return self.logits(images)
+        finally:
+            self.autocast = lower
+
     def _prepare(self, images: Tensor) -> Tensor:
         images = images.to(self.mean.dtype)
-        if self._plain:
-            return images
+        if self.resize is not None:
+            images = functional.interpolate(images, size=self.resize, mode="bilinear", align_corners=False)
+        if not self._plain:
+            images = self._normalise(images)
+        if self.multiple > 1:
+            height, width = images.shape[2:]
+            images = functional.pad(images, (0, -width % self.multiple, 0, -height % self.multiple))
+        return images.to(memory_format=torch.channels_last) if self.channels_last else images
+
+    def _normalise(self, images: Tensor) -> Tensor:
         if self.bgr:
             images = images.flip(1)
         if self.scale_255:
@@ -141,17 +175,18 @@ class Segmenter(nn.Module):
             outputs = outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log()
         return outputs
 
-    @staticmethod
-    def _resize(logits: Tensor, size: torch.Size) -> Tensor:
-        if logits.shape[2:] == size:
-            return logits
-        height, width = logits.shape[2:]
+    def _fit(self, logits: Tensor, fed: torch.Size, size: torch.Size) -> Tensor:
+        """Logits at the images' `size`, from those for the size `fed` to the network."""
+        (height, width), found = fed, logits.shape[2:]
         # A coarser grid must still be the same picture: the sides may differ by the rounding of a stride, no more.
-        if height > size[0] or width > size[1] or abs(height * size[1] - width * size[0]) > max(size):
+        if found[0] > height or found[1] > width or abs(found[0] * width - found[1] * height) > max(fed):
             raise SegproxError(
-                f"the model's output is {height}x{width} for a {size[0]}x{size[1]} image: not a smaller version of it"
+                f"the model's output is {found[0]}x{found[1]} for a {height}x{width} image: not a smaller version of it"
             )
-        return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
+        whole = fed if self.resize is None else size
+        if found != whole:
+            logits = functional.interpolate(logits, size=tuple(whole), mode="bilinear", align_corners=False)
+        return logits[:, :, : size[0], : size[1]]
 
     def _check_output(self, logits: Tensor) -> None:
         if self.output != "auto" or logits.numel() == 0:

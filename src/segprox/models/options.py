@@ -1,0 +1,69 @@
+"""What can be asked of any model that is loaded by name."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from segprox.models.segmenter import OutputKind
+
+Precision = Literal["float32", "float64", "bfloat16", "float16"]
+
+
+def _numbers(value: Any) -> Any:
+    """Reads "0.5,0.5,0.5"."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+def _height_width(value: Any) -> Any:
+    """Reads "512x1024"."""
+    return tuple(value.split("x")) if isinstance(value, str) else value
+
+
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+HeightWidth = Annotated[tuple[int, int], BeforeValidator(_height_width)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ModelOptions:
+    """Options of a model's name; None leaves a choice to the model's source."""
+
+    checkpoint: Annotated[str | None, Field(description="file of weights, or `random` for untrained ones")] = None
+    classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
+    device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
+    precision: Annotated[
+        Precision, Field(description="of the network; successes are verified in float32 whatever it is")
+    ] = "float32"
+    channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
+    compile: Annotated[bool, Field(description="torch.compile the network")] = False
+    multiple: Annotated[int | None, Field(ge=1, description="pad images to multiples of this")] = None
+    resize: Annotated[HeightWidth | None, Field(description="the only size the network takes, as 512x1024")] = None
+    mean: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None
+    std: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None
+    bgr: Annotated[bool | None, Field(description="the network expects blue first")] = None
+    scale_255: Annotated[bool | None, Field(description="the network expects 0..255")] = None
+    binary: Annotated[bool | None, Field(description="one channel: the logit of class 1")] = None
+    output: Annotated[OutputKind | None, Field(description="what the network returns")] = None
+
+    @property
+    def random(self) -> bool:
+        """Whether untrained weights were asked for."""
+        return self.checkpoint == "random"
+
+    @property
+    def checkpoint_file(self) -> Path | None:
+        """The file of weights that was asked for."""
+        return None if self.checkpoint is None or self.random else Path(self.checkpoint).expanduser()
+
+    def feeding(self) -> dict[str, Any]:
+        """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""
+        names = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "binary", "output")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def torch_device(self) -> torch.device:
+        """The device, `auto` resolved."""
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,35 @@
+"""Where models come from: one module per library, imported when one of its models is asked for."""
+
+from importlib import import_module
+from typing import NamedTuple
+
+from segprox.models.options import ModelOptions
+from segprox.models.segmenter import Segmenter
+from segprox.models.sources.base import Network
+
+
+class Source(NamedTuple):
+    """A library of models."""
+
+    example: str
+    about: str
+    extra: str | None = None  # what to install
+
+    def build(self, identifier: str, options: ModelOptions) -> Network | Segmenter:
+        """The model of that identifier."""
+        source = self.example.partition(":")[0]
+        build = import_module(f"segprox.models.sources.{source}").build
+        made: Network | Segmenter = build(identifier, options)
+        return made
+
+
+SOURCES = {
+    "hf": Source(
+        "hf:nvidia/segformer-b0-finetuned-ade-512-512", "Hugging Face transformers: an id on the hub, or a folder", "hf"
+    ),
+    "mmseg": Source("mmseg:segformer-mit-b0-cityscapes", "MMSegmentation: a model of the paper, or a config", "mmseg"),
+    "ddcat": Source("ddcat:voc", "DeepLabV3 ResNet-50 DDC-AT, the paper's robust model: voc or cityscapes"),
+    "torchvision": Source("torchvision:deeplabv3_resnet50", "torchvision's segmentation models", "torchvision"),
+    "smp": Source("smp:Unet/resnet34", "Segmentation Models PyTorch: ARCHITECTURE/ENCODER, or a folder", "smp"),
+    "python": Source("python:package.module:factory", "a function of yours that returns a network or a Segmenter"),
+}

@@ -1,0 +1,113 @@
+"""Hugging Face transformers: `hf:nvidia/segformer-b0-finetuned-ade-512-512`, or a folder `save_pretrained` wrote."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segprox.errors import SegproxError
+from segprox.models.options import ModelOptions
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint, require
+
+FIXED_SIZE = ("beit", "data2vec-vision", "dpt")  # they take images of one size only
+RESIZED_MASKS = {"mask2former": (384, 384)}  # to which their post-processing brings masks before it combines them
+
+
+class MaskProduct(nn.Module):
+    """MaskFormer, Mask2Former, OneFormer: the scores of a pixel's classes from the queries' classes and masks.
+
+    As in these models' own post-processing: the sum over queries of a class's probability times the mask's.
+    """
+
+    def __init__(self, model: nn.Module, masks: tuple[int, int] | None, extra: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model, self.masks = model, masks
+        self.extra = list(extra)
+        for name, value in extra.items():
+            self.register_buffer(f"extra_{name}", value, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores `[B, K, h, w]` of normalised images `[B, 3, H, W]`."""
+        extra = {name: getattr(self, f"extra_{name}").expand(len(images), -1) for name in self.extra}
+        found = self.model(pixel_values=images, **extra)
+        masks = found.masks_queries_logits
+        if self.masks is not None:
+            masks = functional.interpolate(masks, size=self.masks, mode="bilinear", align_corners=False)
+        classes = found.class_queries_logits.softmax(-1)[..., :-1]  # the last is: no object
+        scores = torch.einsum("bqk,bqhw->bkhw", classes, masks.sigmoid())
+        if self.masks is not None:
+            scores = functional.interpolate(scores, size=images.shape[2:], mode="bilinear", align_corners=False)
+        return scores
+
+
+def build(identifier: str, options: ModelOptions) -> Network:
+    """A model by its id on the hub or its folder."""
+    transformers = require("transformers", "hf")
+    what = f"hf:{identifier}"
+    with explained(f"{what} cannot be loaded"):
+        config = transformers.AutoConfig.from_pretrained(identifier)
+        module = _load(transformers, identifier, config, options)
+    if options.checkpoint is not None:
+        load_checkpoint(module, options, what)
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    universal = _is_universal(config)
+    feeding = _feeding(transformers, identifier, config)
+    if universal:
+        module = MaskProduct(module, RESIZED_MASKS.get(config.model_type), _task(transformers, identifier, config))
+        feeding["output"] = "logits"  # scores that may look like probabilities
+    return Network(module, feeding, names)
+
+
+def _is_universal(config: Any) -> bool:
+    return any("ForUniversal" in name or "ForInstance" in name for name in config.architectures or [])
+
+
+def _load(transformers: Any, identifier: str, config: Any, options: ModelOptions) -> nn.Module:
+    kind = "AutoModelForUniversalSegmentation" if _is_universal(config) else "AutoModelForSemanticSegmentation"
+    auto = getattr(transformers, kind)
+    if options.random:
+        made: nn.Module = auto.from_config(config)
+        return made
+    loaded, report = auto.from_pretrained(identifier, weights_only=True, output_loading_info=True)
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise SegproxError(
+            f"hf:{identifier} lacks {len(missing)} of the model's weights (such as {missing[0]}): "
+            "it was not trained for segmentation"
+        )
+    module: nn.Module = loaded
+    return module
+
+
+def _feeding(transformers: Any, identifier: str, config: Any) -> dict[str, Any]:
+    """Normalisation as the processor's configuration says; ImageNet's if there is none."""
+    try:
+        settings, _ = transformers.ImageProcessingMixin.get_image_processor_dict(identifier)
+    except OSError:
+        settings = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+    # The processor computes (255 x * factor - mean) / std.
+    scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
+    normalises = settings.get("do_normalize", "image_mean" in settings)
+    mean = settings.get("image_mean", IMAGENET_MEAN) if normalises else (0.0,)
+    std = settings.get("image_std", IMAGENET_STD) if normalises else (1.0,)
+    feeding: dict[str, Any] = {
+        "mean": tuple(value / scale for value in mean),
+        "std": tuple(value / scale for value in std),
+        "bgr": bool(settings.get("do_flip_channel_order", False)),
+    }
+    if config.model_type in FIXED_SIZE:
+        size = config.image_size
+        feeding["resize"] = (size, size) if isinstance(size, int) else tuple(size)
+    return feeding
+
+
+def _task(transformers: Any, identifier: str, config: Any) -> dict[str, Tensor]:
+    """What OneFormer wants to be told besides the image: that the task is semantic segmentation."""
+    if config.model_type != "oneformer":
+        return {}
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(identifier)
+    length = config.task_seq_len
+    tokens = tokenizer("the task is semantic", padding="max_length", max_length=length, truncation=True)
+    return {"task_inputs": torch.tensor([tokens["input_ids"]])}
