@@ -9,6 +9,7 @@ import segprox
 from segprox import Sample, Segmenter, SegproxError
 from segprox.models.demo import MEAN, STD
 from segprox.run import check_model
+from segprox.run.probe import gap
 
 ROWS = [
     "eval mode", "classes", "input", "logits", "repeatable", "batch",
@@ -93,7 +94,9 @@ def test_a_network_left_in_train_mode(scenes):
 def test_a_segmenter_whose_network_was_put_into_train_mode(scenes):
     model = street()
     model.model.network.train()
+    mean = model.model.network.stem[1].running_mean.clone()
     assert verdicts(rows(model, scenes)) == {"eval mode": "red"}
+    assert torch.equal(model.model.network.stem[1].running_mean, mean)  # no forward in train mode
 
 
 def test_train_mode_without_a_layer_that_cares(scenes):
@@ -182,6 +185,17 @@ def test_some_pixels_without_gradient(scenes):
     assert "exactly zero at 25.0% of the pixels" in found.finding
 
 
+def test_a_pixel_with_gradient_in_one_channel_has_a_gradient(scenes):
+    found = rows(street(before=lambda x: torch.cat([x[:, :1], x[:, 1:].detach()], 1)), scenes)
+    assert "exactly zero at 0.0% of the pixels" in found["gradients"].finding
+
+
+def test_a_clamp_inside_the_network_does_not_disturb_finite_differences(scenes):
+    harsh = [scene._replace(image=(10 * (scene.image - 0.5) + 0.5).clamp(0, 1)) for scene in scenes]
+    model = street(before=lambda x: normalised(x.clamp(0, 1)), mean=(0.0,), std=(1.0,))
+    assert rows(model, harsh)["finite differences"].verdict == "green"
+
+
 def backward_times(factor):
     class Wrong(torch.autograd.Function):
         @staticmethod
@@ -209,10 +223,6 @@ def test_a_straight_through_estimator(scenes):
 
 
 def test_finite_differences_in_float32_where_a_network_insists_on_it(scenes):
-    def single(x):
-        assert x.dtype == torch.float32 or pytest.fail("the error below should have come first")
-        return x
-
     def insist(x):
         if x.dtype != torch.float32:
             raise RuntimeError("float32 only")
@@ -267,23 +277,38 @@ def test_classes_that_do_not_fit(scenes):
     assert "occurs but the model's classes are 0 to 2" in found["classes"].finding
 
 
-@pytest.mark.parametrize(("after", "verdict"), [(lambda z: -z, "red"), (lambda z: z + 3 * noise(z), "green")])
-def test_accuracy_of_the_worst_model_and_of_a_bad_one(scenes, after, verdict):
-    assert rows(street(after=after), scenes)["accuracy"].verdict == verdict
+def always(scenes, rank):
+    """A model that sees nothing but the class of this rank among the most frequent ones."""
+    labels = torch.cat([scene.label for scene in scenes]).flatten()
+    chosen = labels[labels != 255].bincount(minlength=8).argsort(descending=True)[rank]
+    return street(after=lambda z: z + 100 * functional.one_hot(chosen, 8).view(8, 1, 1))
 
 
-def noise(z):
-    return torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0), dtype=z.dtype)
+@pytest.mark.parametrize(("rank", "verdict"), [(0, "amber"), (1, "red"), (7, "red")])
+def test_a_model_that_says_the_same_everywhere(scenes, rank, verdict):
+    found = rows(always(scenes, rank), scenes)
+    assert found["accuracy"].verdict == verdict
+    assert found["saturation"].verdict == "amber"
 
 
-def test_a_model_that_knows_a_single_class_is_little_better_than_itself(scenes):
-    labels = torch.cat([scene.label for scene in scenes])
-    common = labels[labels != 255].mode().values
-    constant = rows(street(after=lambda z: z + 100 * functional.one_hot(common, 8).view(8, 1, 1)), scenes)
-    assert constant["accuracy"].verdict == "amber"
-    assert constant["saturation"].verdict == "amber"
-    single = [scene._replace(label=torch.full_like(scene.label, common)) for scene in scenes]
-    assert "take images with more than one class" in rows(street(), single)["accuracy"].finding
+def test_a_poor_model_has_learnt_something(scenes):
+    noise = 7 * torch.randn(8, *scenes[0].image.shape[1:], generator=torch.Generator().manual_seed(0))
+    assert rows(street(after=lambda z: z + noise[:, ::2, ::2]), scenes)["accuracy"].verdict == "green"
+
+
+def test_accuracy_needs_more_than_one_class(scenes):
+    single = [scene._replace(label=torch.zeros_like(scene.label)) for scene in scenes]
+    found = rows(street(), single)["accuracy"]
+    assert found.verdict == "amber"
+    assert "take images with more than one class" in found.finding
+
+
+def test_gap_of_logits():
+    first = torch.tensor([0.0, 4.0, torch.nan, torch.inf])
+    assert gap(first, first.clone()) == 0
+    assert gap(first, torch.tensor([0.0, 3.0, torch.nan, torch.inf])) == 0.25
+    assert gap(first, first.nan_to_num(nan=0)) == torch.inf
+    assert gap(first.nan_to_num(nan=0), first) == torch.inf
 
 
 def test_saturation_is_about_scale(scenes):

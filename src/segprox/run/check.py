@@ -145,11 +145,9 @@ def _input(model: Segmenter, problems: Sequence[Problem]) -> Check:
     if score <= now + CLEARLY_BETTER:
         tried = ", ".join(f"{variant.expects} {value:.1%}" for value, variant in others)
         return Check("input", "green", f"{what} {now:.1%} as fed now; no other way is clearly better ({tried})")
-    # Blue and red swapped costs some accuracy; a wrong range makes another model of it. Agreement is a weaker witness.
-    sure = labelled and not best.option.startswith("bgr")
     return Check(
         "input",
-        "red" if sure else "amber",
+        "red" if labelled and best.grave else "amber",  # agreement is a weaker witness than accuracy
         f"{what} {now:.1%} as fed now but {score:.1%} with {best.expects}: the model seems to expect that; "
         f"pass {best.option}",
     )

@@ -79,19 +79,20 @@ class Variant(NamedTuple):
 
     expects: str
     option: str  # of the Segmenter, which feeds it so
+    grave: bool  # whether the wrong choice makes another model of it, or just a worse one
     model: Segmenter
 
 
 def variants(model: Segmenter, channels: int) -> Iterator[Variant]:
     """Other ways to feed the network: those that people mix up."""
     scale, flip = not model.scale_255, not model.bgr
-    yield Variant(f"values in 0..{255 if scale else 1}", f"scale_255={scale}", _fed(model, scale_255=scale))
+    yield Variant(f"values in 0..{255 if scale else 1}", f"scale_255={scale}", True, _fed(model, scale_255=scale))
     if channels == 3:
-        yield Variant("blue first" if flip else "red first", f"bgr={flip}", _fed(model, bgr=flip))
+        yield Variant("blue first" if flip else "red first", f"bgr={flip}", False, _fed(model, bgr=flip))
     if channels == 3 and not model.scale_255 and not model.mean.any() and bool((model.std == 1).all()):
         mean, std = (model.mean.new_tensor(values).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         option = f"mean={IMAGENET_MEAN}, std={IMAGENET_STD}"
-        yield Variant("ImageNet's normalisation", option, _fed(model, mean=mean, std=std))
+        yield Variant("ImageNet's normalisation", option, True, _fed(model, mean=mean, std=std))
 
 
 def _fed(model: Segmenter, **changes: bool | Tensor) -> Segmenter:
