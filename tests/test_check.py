@@ -86,7 +86,7 @@ def test_a_network_left_in_train_mode(scenes):
     network.network.stem.train()
     found = rows(network, scenes)
     assert verdicts(found) == {"eval mode": "red"}
-    assert "1 batch norm or dropout layers are in train mode, the first is network.stem.1" in found["eval mode"].finding
+    assert "train mode in 1 of the batch norm and dropout layers, first in network.stem.1" in found["eval mode"].finding
     assert network.network.stem[1].training  # left as it was found
     assert not network.network.head.training
 

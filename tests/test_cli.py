@@ -109,7 +109,7 @@ def test_check_of_a_good_model(segprox):
 @pytest.mark.parametrize(
     ("spoil", "expected_code", "mark", "sentence"),
     [
-        (lambda z: z.softmax(1), 1, "x red", "Not fit to be evaluated yet: 1 of 10 checks are red."),
+        (lambda z: z.softmax(1), 1, "x red", "Not fit to be evaluated yet: red in 1 of 10 checks."),
         (lambda z: 100 * z, 0, "! amber", "Fit to be evaluated; first look at what is amber (1)."),
     ],
 )

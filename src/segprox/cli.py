@@ -170,7 +170,7 @@ def check(
     out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
     red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
     if red:
-        out.print(f"Not fit to be evaluated yet: {red} of {len(checks)} checks are red.", highlight=False)
+        out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.", highlight=False)
         raise typer.Exit(1)
     out.print(
         f"Fit to be evaluated; first look at what is amber ({amber})." if amber else "Fit to be evaluated.",

@@ -93,7 +93,7 @@ def _eval_mode(model: nn.Module) -> Check:
         return Check(
             name,
             "red",
-            f"{len(fickle)} batch norm or dropout layers are in train mode, the first is {fickle[0]}: segprox uses "
+            f"train mode in {len(fickle)} of the batch norm and dropout layers, first in {fickle[0]}: segprox uses "
             "eval mode itself, but figures made elsewhere with this model may not; call model.eval()",
         )
     if training:
@@ -183,7 +183,7 @@ def _repeatable(model: Segmenter, problem: Problem) -> Check:
         return Check(name, "green", "the same image gives the same logits twice")
     finding = f"the same image gives logits that differ by {difference:.1e} of their range"
     if difference <= _rounding(model):
-        return Check(name, "amber", f"{finding}: rounding, which torch.use_deterministic_algorithms(True) may end")
+        return Check(name, "amber", f"{finding}, as rounding may; torch.use_deterministic_algorithms(True) may end it")
     return Check(name, "red", f"{finding}: switch off the dropout or noise that is active in eval mode")
 
 
