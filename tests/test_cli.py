@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from segprox.cli import main
+from segprox.models import load_model
 
 
 @pytest.fixture
@@ -93,6 +94,46 @@ def test_audit_says_where_an_attack_is_too_weak(segprox):
 )
 def test_audit_refuses(segprox, arguments, sentence):
     code, _, error = segprox("audit", *arguments)
+    assert code == 2
+    assert error.startswith(f"error: {sentence}")
+
+
+def test_check_of_a_good_model(segprox):
+    code, output, _ = segprox("check", "--model", "demo-standard", "--limit", 1)
+    assert code == 0
+    assert "demo-standard on 1 image of demo" in output
+    assert output.count("+ green") == 10
+    assert output.rstrip().endswith("Fit to be evaluated.")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected_code", "mark", "sentence"),
+    [
+        (lambda z: z.softmax(1), 1, "x red", "Not fit to be evaluated yet: red in 1 of 10 checks."),
+        (lambda z: 100 * z, 0, "! amber", "Fit to be evaluated; first look at what is amber (1)."),
+    ],
+)
+def test_check_of_a_spoilt_model(segprox, monkeypatch, spoil, expected_code, mark, sentence):
+    model = load_model("demo-standard")
+    model.model.head.register_forward_hook(lambda _module, _inputs, logits: spoil(logits))
+    monkeypatch.setattr("segprox.cli.load_model", lambda _: model)
+    code, output, _ = segprox("check", "--model", "spoilt", "--limit", 1)
+    assert code == expected_code
+    assert mark in output
+    assert output.rstrip().endswith(sentence)
+    if expected_code:
+        assert "all in [0, 1] and summing to 1" in " ".join(output.split())  # brackets are not eaten as markup
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "no-such"], "there is no model 'no-such'"),
+        (["--model", "demo-robust", "--dataset", "no-such"], "there is no dataset 'no-such'"),
+    ],
+)
+def test_check_refuses(segprox, arguments, sentence):
+    code, _, error = segprox("check", *arguments)
     assert code == 2
     assert error.startswith(f"error: {sentence}")
 

@@ -12,6 +12,7 @@ ALLOWED = {
     "errors": set(),
     "naming": {"errors"},
     "norms": set(),
+    "counts": {"errors"},
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
@@ -19,8 +20,8 @@ ALLOWED = {
     "models": {"errors", "naming", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
     "tracker": CORE,
     "attacks": CORE,
-    "run": {*CORE, "attacks", "data"},
-    "report": {*CORE, "attacks", "data", "run"},
+    "run": {*CORE, "attacks", "counts", "data"},
+    "report": {*CORE, "attacks", "counts", "data", "run"},
 }
 
 

@@ -22,8 +22,8 @@ from segprox.data import DATASETS, Dataset, load_dataset
 from segprox.errors import SegproxError
 from segprox.models import MODELS, Segmenter, load_model
 from segprox.report.picture import draw_outcome
-from segprox.report.table import audit_table, outcome_table, write_csv
-from segprox.run import Outcome, attack_sample, audit_sample
+from segprox.report.table import audit_table, check_table, outcome_table, write_csv
+from segprox.run import Outcome, attack_sample, audit_sample, check_model
 
 app = typer.Typer(
     name="segprox",
@@ -150,6 +150,32 @@ def audit(
     out.print(f"{robust} of {count} images withstood both attacks. The attacks disagree on {weak}.", highlight=False)
     if weak:
         out.print("Where they disagree, believe the one that succeeded.")
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Option(help="See: segprox list models.")],
+    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
+    limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
+) -> None:
+    """Look for what would make robustness figures of a model meaningless: a table of green, amber and red.
+
+    Looks at how the model is fed, what it returns, whether it repeats itself, and its gradients. Nothing is attacked.
+    The exit code is 1 if anything is red.
+    """
+    segmenter, data = load_model(model), load_dataset(dataset)
+    samples = [data[i] for i in range(min(limit, len(data)))]
+    with out.status(f"checking {model}"):
+        checks = check_model(segmenter, samples, ignore=data.ignore, num_classes=len(data.classes))
+    out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
+    red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
+    if red:
+        out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.", highlight=False)
+        raise typer.Exit(1)
+    out.print(
+        f"Fit to be evaluated; first look at what is amber ({amber})." if amber else "Fit to be evaluated.",
+        highlight=False,
+    )
 
 
 class Listable(StrEnum):

@@ -1,22 +1,70 @@
-"""Metrics of a whole dataset."""
+"""Metrics of a whole dataset, from counts of pixels `[images, classes]` (see `segprox.counts`).
+
+Classes that do not occur: a mean over classes must say what such a class is worth. `absent="skip"`, the default, leaves
+it out; `"zero"` and `"one"` give it that value. For an IoU a class is absent if it is neither there nor predicted; for
+an accuracy, if it is not there.
+
+Counts that are pooled over images lack a class only if no image has it; a mean over images meets absent classes in
+nearly every image, so there the choice matters more. A mean of nothing is NaN.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
-Counts = NDArray[np.int64]
+from segprox.counts import Absent, Counts, Ratios, Whole
+
 ENOUGH = 1e-6  # a round that gains less is the last
 
 
-def mean_iou(tp: Counts, fp: Counts, fn: Counts) -> float:
+def pixel_accuracy(tp: Whole, fp: Whole, fn: Whole) -> float:
+    """The share of all counted pixels that are right; counts `[images, classes]`, of which `fp` says nothing new."""
+    return float(_pooled(tp, fp, fn).pixel_accuracy())
+
+
+def mean_class_accuracy(tp: Whole, fp: Whole, fn: Whole, absent: Absent = "skip") -> float:
+    """Mean over classes of `tp / (tp + fn)`, pooled over images: counts `[images, classes]`."""
+    return float(_mean(_pooled(tp, fp, fn).class_accuracy(absent)))
+
+
+def mean_iou(tp: Whole, fp: Whole, fn: Whole, absent: Absent = "skip") -> float:
     """Mean over classes of `tp / (tp + fp + fn)`, pooled over images: counts `[images, classes]`.
 
-    Classes that are neither there nor predicted do not count.
+    Example:
+        >>> import numpy as np
+        >>> tp, fp, fn = np.array([[[8, 0], [1, 0]], [[0, 0], [1, 0]], [[0, 0], [0, 2]]])
+        >>> mean_iou(tp, fp, fn)  # 9/10 and 0/2
+        0.45
+        >>> mean_image_iou(tp, fp, fn)  # the first image is perfect; the second has 1/2 and 0/2
+        0.625
+        >>> mean_image_iou(tp, fp, fn, absent="zero")  # the first has no second class
+        0.375
     """
-    hits, union = tp.sum(0), (tp + fp + fn).sum(0)
-    return float((hits[union > 0] / union[union > 0]).mean()) if (union > 0).any() else float("nan")
+    return float(_mean(_pooled(tp, fp, fn).iou(absent)))
 
 
-def worst_case_miou(tp: Counts, fp: Counts, fn: Counts) -> tuple[float, NDArray[np.intp]]:
+def mean_image_iou(tp: Whole, fp: Whole, fn: Whole, absent: Absent = "skip") -> float:
+    """Mean over images of each image's own mean IoU: counts `[images, classes]`.
+
+    Images without a counted pixel are left out whatever `absent` says: nothing is known of them.
+    """
+    counts = Counts(tp, fp, fn)
+    return float(_mean(_mean(counts.iou(absent))[(tp + fn).sum(-1) > 0]))
+
+
+def _pooled(tp: Whole, fp: Whole, fn: Whole) -> Counts:
+    return Counts(tp.sum(0), fp.sum(0), fn.sum(0))
+
+
+def _mean(values: Ratios) -> Ratios:
+    """Along the last axis, of what is not NaN; NaN if nothing is (numpy's nanmean would warn)."""
+    known = ~np.isnan(values)
+    how_many = known.sum(-1)
+    empty = np.full(how_many.shape, np.nan)
+    means: Ratios = np.divide(np.nansum(values, -1), how_many, out=empty, where=how_many > 0)
+    return means
+
+
+def worst_case_miou(tp: Whole, fp: Whole, fn: Whole) -> tuple[float, NDArray[np.intp]]:
     """The lowest pooled mean IoU that choosing one of several attacks for each image can give, found greedily.
 
     Starts from the single worst attack and goes through the images, giving each the attack that lowers the mean IoU

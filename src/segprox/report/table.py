@@ -7,10 +7,13 @@ from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from segprox.norms import NormName
-from segprox.run import Finding, Outcome
+from segprox.run import Check, Finding, Outcome
 
+MARKS = {"green": "+", "amber": "!", "red": "x"}  # beside word and colour, and in any encoding
+COLOURS = {"green": "green", "amber": "yellow", "red": "bold red"}
 FAILED_NORM = 1.0  # the paper counts a failed attack as a perturbation of 255/255
 
 
@@ -62,6 +65,17 @@ def audit_table(findings: Sequence[Finding], minimal: str, budget: str, norm: No
             finding.minimal.sample.name, size, _yes(finding.broken_by_minimal),
             f"{finding.budget.apsr:.2%}", _yes(finding.budget.success), verdict,
         )  # fmt: skip
+    return table
+
+
+def check_table(checks: Sequence[Check], title: str) -> Table:
+    """A line per check: verdict, name and finding."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("verdict", "check", "finding"):
+        table.add_column(heading, no_wrap=heading != "finding", overflow="fold")
+    for check in checks:
+        verdict = Text(f"{MARKS[check.verdict]} {check.verdict}", style=COLOURS[check.verdict])
+        table.add_row(verdict, check.name, Text(check.finding))  # as it is: brackets are not markup
     return table
 
 

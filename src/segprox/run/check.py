@@ -1,0 +1,298 @@
+"""Is a model fit to be evaluated? Most robustness figures that turn out to be wrong were so before the first attack."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from segprox.counts import Counts, class_counts
+from segprox.data import Sample
+from segprox.errors import SegproxError
+from segprox.models import Segmenter, restored
+from segprox.problem import Problem
+from segprox.run.probe import Glance, gap, glance, mirror_agreement, pixel_accuracy, slope, variants
+
+Verdict = Literal["green", "amber", "red"]
+
+CLEARLY_BETTER = 0.02  # in accuracy or agreement: beyond what another way of feeding gains by chance
+ROUNDING = 1e-3  # of the logits' range: what another order of summation may change, with TensorFloat32 as well
+SATURATED = 0.25  # share of pixels
+NO_GRADIENT = (0.1, 0.9)  # amber and red above these, as a share of pixels
+WRONG_SLOPE = (0.1, 0.5)  # the same, as a relative error
+LITTLE = 0.2  # of the way from a constant guess to perfection: a model that learnt something goes further
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the verdict on a model."""
+
+    name: str
+    verdict: Verdict  # green: fine; amber: look at it; red: figures of this model would be wrong
+    finding: str  # one sentence, with numbers and what to do
+
+
+def check_model(
+    model: nn.Module,
+    samples: Iterable[Sample],
+    *,
+    ignore: tuple[int, ...] = (255,),
+    num_classes: int | None = None,
+) -> list[Check]:
+    """Look for what makes robustness figures meaningless, without attacking.
+
+    Args:
+        model: a `Segmenter`, or any network that takes images in [0, 1] and returns logits. A plain network is left as
+            it was found.
+        samples: a few images with labels; where every label is one to ignore, accuracy is not judged.
+        ignore: label values of pixels that do not count.
+        num_classes: of the dataset.
+
+    Example:
+        >>> import segprox
+        >>> from segprox.run import check_model
+        >>> checks = check_model(segprox.load_model("demo-standard"), [segprox.load_dataset("demo")[0]])
+        >>> {check.verdict for check in checks}
+        {'green'}
+    """
+    samples = list(samples)
+    if not samples:
+        raise SegproxError("a check needs at least one image but got none")
+    mode = _eval_mode(model)  # first, because a Segmenter puts the network into eval mode
+    with nullcontext() if isinstance(model, Segmenter) else restored(model):
+        segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
+        segmenter.eval()
+        problems = [
+            Problem.build(sample.image[None].to(segmenter.device), sample.label[None], ignore=ignore)
+            for sample in samples
+        ]
+        glances = [glance(segmenter, problem) for problem in problems]
+        return [
+            mode,
+            _classes(glances, problems, num_classes),
+            _input(segmenter, problems),
+            _logits(segmenter, problems[0], glances),
+            _repeatable(segmenter, problems[0]),
+            _batch(segmenter, problems[0]),
+            _accuracy(glances, problems),
+            _saturation(glances),
+            _gradients(glances),
+            _differences(segmenter, problems[0]),
+        ]
+
+
+def _eval_mode(model: nn.Module) -> Check:
+    network = model.model if isinstance(model, Segmenter) else model
+    training = {name or "the network": module for name, module in network.named_modules() if module.training}
+    fickle = [f"{name} ({type(module).__name__})" for name, module in training.items() if _is_fickle(module)]
+    name = "eval mode"
+    if fickle:
+        return Check(
+            name,
+            "red",
+            f"train mode in {len(fickle)} of the batch norm and dropout layers, first in {fickle[0]}: segprox uses "
+            "eval mode itself, but figures made elsewhere with this model may not; call model.eval()",
+        )
+    if training:
+        return Check(
+            name, "amber", "in train mode, though without a layer known to behave differently; call model.eval()"
+        )
+    return Check(name, "green", f"all {len(list(network.modules()))} layers are in eval mode")
+
+
+def _is_fickle(module: nn.Module) -> bool:
+    # By name too: stochastic depth and its like (DropPath, DropBlock) are classes of their libraries.
+    known = nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd
+    return isinstance(module, known) or "drop" in type(module).__name__.lower()
+
+
+def _classes(glances: Sequence[Glance], problems: Sequence[Problem], wanted: int | None) -> Check:
+    name, outputs, highest = "classes", glances[0].num_classes, _highest_label(problems)
+    if highest >= outputs:
+        return Check(
+            name,
+            "red",
+            f"label {highest} occurs but the model's classes are 0 to {outputs - 1}: take weights trained for this "
+            "dataset, or declare the label as one to ignore",
+        )
+    if wanted is None:
+        return Check(name, "green", f"{outputs} outputs, and every label is one of them")
+    if outputs < wanted:
+        return Check(
+            name,
+            "red",
+            f"{outputs} outputs for the dataset's {wanted} classes: take weights trained for this dataset",
+        )
+    if outputs > wanted:
+        return Check(
+            name,
+            "amber",
+            f"{outputs} outputs for the dataset's {wanted} classes: those beyond are never right; "
+            "pass classes=[...] to choose the outputs that mean them",
+        )
+    return Check(name, "green", f"{outputs} outputs for the dataset's {wanted} classes")
+
+
+def _input(model: Segmenter, problems: Sequence[Problem]) -> Check:
+    labelled = _labelled(problems)
+    measure, what = (pixel_accuracy, "pixel accuracy") if labelled else (mirror_agreement, "agreement when mirrored")
+    now = measure(model, problems)
+    others = [(measure(variant.model, problems), variant) for variant in variants(model, problems[0].images.shape[1])]
+    score, best = max(others, key=lambda other: other[0])
+    if score <= now + CLEARLY_BETTER:
+        tried = ", ".join(f"{variant.expects} {value:.1%}" for value, variant in others)
+        return Check("input", "green", f"{what} {now:.1%} as fed now; no other way is clearly better ({tried})")
+    return Check(
+        "input",
+        "red" if labelled and best.grave else "amber",  # agreement is a weaker witness than accuracy
+        f"{what} {now:.1%} as fed now but {score:.1%} with {best.expects}: the model seems to expect that; "
+        f"pass {best.option}",
+    )
+
+
+def _logits(model: Segmenter, problem: Problem, glances: Sequence[Glance]) -> Check:
+    name, unreal = "logits", max(look.unreal for look in glances)
+    if unreal:
+        return Check(
+            name,
+            "red",
+            f"up to {unreal:.1%} of an image's pixels have NaN or infinite logits, which no attack can judge",
+        )
+    try:
+        with torch.no_grad():
+            model(problem.images)  # unlike model.logits, it looks at the values
+    except SegproxError as error:
+        return Check(name, "red", str(error))
+    low, high = min(look.lowest for look in glances), max(look.highest for look in glances)
+    span = f"from {low:.3g} to {high:.3g}"
+    if model.output == "probabilities":
+        return Check(name, "amber", f"the logarithm of probabilities, {span}: if you can, return logits instead")
+    if low >= 0 and high <= 1:
+        return Check(name, "amber", f"all in [0, 1], {span}: if these are sigmoids, return what goes into them")
+    return Check(name, "green", f"{span}, not probabilities")
+
+
+@torch.no_grad()
+def _repeatable(model: Segmenter, problem: Problem) -> Check:
+    name = "repeatable"
+    difference = gap(model.logits(problem.images), model.logits(problem.images))
+    if difference == 0:
+        return Check(name, "green", "the same image gives the same logits twice")
+    finding = f"the same image gives logits that differ by {difference:.1e} of their range"
+    if difference <= _rounding(model):
+        return Check(name, "amber", f"{finding}, as rounding may; torch.use_deterministic_algorithms(True) may end it")
+    return Check(name, "red", f"{finding}: switch off the dropout or noise that is active in eval mode")
+
+
+@torch.no_grad()
+def _batch(model: Segmenter, problem: Problem) -> Check:
+    name, images = "batch", problem.images
+    other = (1 - images) / 2  # with another mean, another range
+    alone = torch.cat([model.logits(images), model.logits(other)])
+    try:
+        together = model.logits(torch.cat([images, other]))
+    except RuntimeError as error:
+        return Check(name, "red", f"fails on a batch of two: {str(error).splitlines()[0]}")
+    difference = gap(alone, together)
+    if difference <= _rounding(model):
+        return Check(
+            name,
+            "green",
+            f"an image has the same logits alone and beside another ({difference:.1e} of their range apart)",
+        )
+    return Check(
+        name,
+        "red",
+        f"an image's logits change by {difference:.1e} of their range beside another: "
+        "make every layer use what it learnt, not statistics of the batch",
+    )
+
+
+def _accuracy(glances: Sequence[Glance], problems: Sequence[Problem]) -> Check:
+    name = "accuracy"
+    if not _labelled(problems):
+        return Check(name, "amber", "unknown, because no pixel is labelled: check the predictions by eye")
+    counts = _pooled_counts(glances, problems)
+    accuracy, miou = float(counts.pixel_accuracy()), float(np.nanmean(counts.iou()))
+    shares = (counts.tp + counts.fn) / (counts.tp + counts.fn).sum()
+    guess, guess_miou = float(shares.max()), float(shares.max() / (shares > 0).sum())
+    finding = f"pixel accuracy {accuracy:.1%}, mean IoU {miou:.1%}; the most frequent class alone gives {guess:.1%}"
+    if guess == 1:
+        return Check(name, "amber", f"{finding}, which says nothing: take images with more than one class")
+    if accuracy < guess and miou < guess_miou:
+        return Check(name, "red", f"{finding}: check weights, order of classes and normalisation")
+    # Where one class rules, a good model may be no better than a guess by one measure, but not by both.
+    if accuracy < guess + LITTLE * (1 - guess) and miou < guess_miou + LITTLE * (1 - guess_miou):
+        return Check(name, "amber", f"{finding}: little better; check weights, order of classes and normalisation")
+    return Check(name, "green", finding)
+
+
+def _saturation(glances: Sequence[Glance]) -> Check:
+    share = float(np.mean([look.saturated for look in glances]))
+    finding = f"{share:.1%} of the pixels have a probability that rounds to 1 in float32"
+    if share <= SATURATED:
+        return Check("saturation", "green", finding)
+    return Check(
+        "saturation",
+        "amber",
+        f"{finding}: gradients of cross-entropy vanish there; trust attacks on margins, such as alma-prox, only",
+    )
+
+
+def _gradients(glances: Sequence[Glance]) -> Check:
+    name, unreal = "gradients", max(look.unreal_gradient for look in glances)
+    if unreal:
+        return Check(
+            name, "red", f"NaN or infinite at up to {unreal:.1%} of an image's pixels: no attack can follow them"
+        )
+    zero = float(np.mean([look.no_gradient for look in glances]))
+    finding = f"exactly zero at {zero:.1%} of the pixels"
+    advice = "look for rounding, thresholds, detach() or a stride that skips pixels; attacks cannot see through them"
+    verdict = _grade(zero, NO_GRADIENT)
+    return Check(name, verdict, f"finite, {finding}" if verdict == "green" else f"{finding}: {advice}")
+
+
+def _differences(model: Segmenter, problem: Problem) -> Check:
+    name, found = "finite differences", slope(model, problem.images)
+    if not np.isfinite([found.autograd, found.differences]).all():
+        return Check(name, "red", "NaN or infinite loss or gradient: there is nothing to compare")
+    if found.autograd == 0:
+        return Check(name, "red", "autograd says that the loss is flat: there is no gradient to compare with")
+    verdict = _grade(found.error, WRONG_SLOPE)
+    finding = (
+        f"slope {found.differences:.3g}, autograd says {found.autograd:.3g}: {found.error:.1%} apart "
+        f"({str(found.dtype).removeprefix('torch.')})"
+    )
+    advice = "; look for a custom backward, a straight-through estimator or rounding inside the network"
+    return Check(name, verdict, finding if verdict == "green" else finding + advice)
+
+
+def _grade(value: float, limits: tuple[float, float]) -> Verdict:
+    amber, red = limits
+    return "red" if value > red else "amber" if value > amber else "green"
+
+
+def _rounding(model: Segmenter) -> float:
+    return max(ROUNDING, 8 * torch.finfo(model.mean.dtype).eps)
+
+
+def _labelled(problems: Sequence[Problem]) -> bool:
+    return any(int(problem.counted.sum()) for problem in problems)
+
+
+def _highest_label(problems: Sequence[Problem]) -> int:
+    return max(int(problem.labels.max()) for problem in problems)
+
+
+def _pooled_counts(glances: Sequence[Glance], problems: Sequence[Problem]) -> Counts:
+    """Counts `[K]` of all images, with room for labels that the model does not know."""
+    size = max(glances[0].num_classes, _highest_label(problems) + 1)
+    each = []
+    for look, problem in zip(glances, problems):
+        prediction = look.prediction.masked_fill(look.prediction == look.num_classes, size)  # NaN
+        mask = problem.mask[0]
+        each.append(class_counts(prediction[mask], problem.labels[0][mask], size, ignore=()))
+    return Counts(*np.sum(each, axis=0))
