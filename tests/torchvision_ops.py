@@ -1,8 +1,9 @@
 """Lets torchvision be imported beside a torch build that its compiled operators do not fit.
 
-A registry's torchvision wheel may be built for CUDA while torch is a CPU build. Its compiled operators then do not load,
-and importing it fails at the first place that describes one of them. None of these (non-maximum suppression) takes part
-in a segmentation network, so tests declare them without an implementation. Where torchvision works, this does nothing.
+A registry's torchvision wheel may be built for CUDA while torch is a CPU build. Its compiled operators then do not
+load, and importing it fails at the first place that describes one of them. None of these (non-maximum suppression)
+takes part in a segmentation network, so tests declare them without an implementation. Where torchvision works, this
+does nothing.
 
     python -m tests.torchvision_ops attack --model smp:Unet/resnet34 ...
 

@@ -51,7 +51,7 @@ class AlmaProx(Attack):
         Literal["scaled", "unscaled"],
         Field(description="the constraints that multipliers estimate: w d as in the authors' code, or d as in line 13"),
     ] = "scaled"
-    penalty: Annotated[float, Field(gt=0, description="rho(0): penalty parameter; the paper has 0.01")] = 0.1
+    penalty: Annotated[float, Field(gt=0, description="rho(0): penalty parameter; the paper has 0.01")] = 0.03
     penalty_growth: Annotated[float, Field(ge=1, description="gamma: growth of rho")] = 2.0
     penalty_every: Annotated[int, Field(ge=1, description="M: steps between two looks at rho")] = 10
     improvement: Annotated[float, Field(gt=0, le=1, description="tau: what counts as improved")] = 0.95

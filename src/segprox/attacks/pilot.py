@@ -8,18 +8,19 @@ from segprox.attacks.objectives import OBJECTIVES, gradient
 from segprox.tracker import Tracker
 
 SMALLEST, LARGEST = 1 / 255, 110 / 255  # the radii tried
+UNKNOWN = 24 / 255  # of an image that none of them brings half-way: too much for most networks, enough for robust ones
 
 
 def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     """The linf radius at which sign steps bring an image half of the way from its clean APSR to success, `[B]`.
 
     The radius grows by the same factor from query to query; an image that is half-way asks no more. One that never gets
-    there within `queries` gets the largest radius.
+    there within `queries` gets `UNKNOWN`: sign steps tell nothing about it, as happens with targets.
     """
     problem, x = tracker.problem, tracker.problem.images
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
     part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
-    found = torch.full_like(tracker.best_norm, LARGEST)
+    found = torch.full_like(tracker.best_norm, UNKNOWN)
     done, half = problem.counted == 0, torch.zeros_like(tracker.best_apsr)
     for k in range(queries):
         part.skipped = done

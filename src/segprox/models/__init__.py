@@ -47,6 +47,8 @@ def load_model(name: str, **options: Any) -> Segmenter:
         raise SegproxError(f"{parsed.source}: which one? A full name is, for example: {SOURCES[parsed.source].example}")
     made = SOURCES[parsed.source].build(parsed.identifier, chosen)
     if not isinstance(made, Segmenter):
+        if parsed.source != "python":  # libraries build networks in train mode; a user's own may say something by it
+            made.module.eval()
         feeding = {**made.feeding, **chosen.feeding(), "channels_last": chosen.channels_last}
         made = Segmenter(made.module, class_names=made.class_names, **feeding)
     return _settled(made, chosen)

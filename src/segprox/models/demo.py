@@ -55,4 +55,4 @@ def load_demo(kind: str) -> Segmenter:
     weights = resources.files("segprox.models") / "weights" / f"demo-{kind}.safetensors"
     with resources.as_file(weights) as path:
         network.load_state_dict(load_file(path))
-    return Segmenter(network, mean=MEAN, std=STD)
+    return Segmenter(network.eval(), mean=MEAN, std=STD)

@@ -1,5 +1,6 @@
 """What can be asked of any model that is loaded by name."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,11 @@ def _numbers(value: Any) -> Any:
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
+def _path_text(value: Any) -> Any:
+    """Reads a path as its text."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _height_width(value: Any) -> Any:
     """Reads "512x1024"."""
     return tuple(value.split("x")) if isinstance(value, str) else value
@@ -30,7 +36,11 @@ HeightWidth = Annotated[tuple[int, int], BeforeValidator(_height_width)]
 class ModelOptions:
     """Options of a model's name; None leaves a choice to the model's source."""
 
-    checkpoint: Annotated[str | None, Field(description="file of weights, or `random` for untrained ones")] = None
+    checkpoint: Annotated[
+        str | None,
+        Field(description="file of weights, or `random` for untrained ones"),
+        BeforeValidator(_path_text),
+    ] = None
     classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
     device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
     precision: Annotated[

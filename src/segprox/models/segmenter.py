@@ -84,6 +84,7 @@ class Segmenter(nn.Module):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's hints
         self._plain = not bgr and not scale_255 and tuple(mean) == (0.0,) and tuple(std) == (1.0,)
+        self.found_training = [name for name, module in model.named_modules() if module.training]  # for `check`
         self.requires_grad_(False)
         self.eval()
 

@@ -86,7 +86,10 @@ def check_model(
 
 def _eval_mode(model: nn.Module) -> Check:
     network = model.model if isinstance(model, Segmenter) else model
-    training = {name or "the network": module for name, module in network.named_modules() if module.training}
+    before = model.found_training if isinstance(model, Segmenter) else []
+    training = {
+        name or "the network": module for name, module in network.named_modules() if module.training or name in before
+    }
     fickle = [f"{name} ({type(module).__name__})" for name, module in training.items() if _is_fickle(module)]
     name = "eval mode"
     if fickle:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,8 +118,8 @@ def _find_config(name: str) -> Path:
     root = Path(file).parent / ".mim" / "configs"
     found = sorted(root.glob(f"*/{name}.py"))
     if not found:
-        alike = [path.stem for path in sorted(root.glob(f"*/*{name.split('_')[0].split('-')[0]}*.py"))][:5]
-        hint = f"; there are, for example: {', '.join(alike)}" if alike else ""
+        alike = get_close_matches(name, [path.stem for path in sorted(root.glob("*/*.py"))], n=3, cutoff=0.3)
+        hint = f"; it has, for example: {', '.join(alike)}" if alike else ""
         raise SegproxError(
             f"mmsegmentation has no configuration {name!r}, and it is none of the paper's models "
             f"({', '.join(PRESETS)}){hint}"
