@@ -87,7 +87,9 @@ def draw_polygons(path: Path) -> Labels:
                 continue
             points = [(x, y) for x, y in item["polygon"]]
             pen.polygon(points, fill=_train_id(item["label"], path))
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except SegproxError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # of the JSON, or of what it holds
         raise SegproxError(f"label {path} is not a Cityscapes annotation ({error!r}); download it again") from None
     labels: Labels = np.array(canvas).astype(np.int32)
     return labels

@@ -17,7 +17,11 @@ from segprox.errors import SegproxError
 
 Labels = NDArray[np.int32]  # [H, W]
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+# What Pillow's decoders raise at damaged files, as found by damaging them.
+UNREADABLE = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
 
 
 class Cell(Protocol):
