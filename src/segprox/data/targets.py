@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from segprox.data.base import VOID, VOID_COLOUR, Colour, Dataset, Sample, colours
 from segprox.data.files import Labels, colour_code, is_coloured, read_coded, read_colours, recode
@@ -107,7 +108,7 @@ def majority(dataset: Dataset) -> Tensor:
     return _filled(label, most > 0, "the dataset")
 
 
-def smooth(labels: Tensor, window: int | None = None, rounds: int = 100) -> Tensor:
+def smooth(labels: Tensor, window: int | None = None, rounds: int = 30) -> Tensor:
     """Labels `[H, W]` without small regions and ragged outlines.
 
     Every pixel takes the most frequent label of a square window around it, its own if that is one of them, again and
@@ -120,28 +121,26 @@ def smooth(labels: Tensor, window: int | None = None, rounds: int = 100) -> Tens
     """
     if window is None:
         window = min(labels.shape) // 32 * 2 + 3
-    present = np.unique(labels.numpy()).tolist()
+    current = labels.int()
     for _ in range(rounds):
-        score, winner = torch.full_like(labels, -1), labels
-        for k in present:
-            votes = 2 * box_sum(labels == k, window) + (labels == k)  # half a vote more for what is there
+        score, winner = torch.full_like(current, -1), current
+        for k in current.flatten().bincount().nonzero().flatten().tolist():
+            mine = current == k
+            votes = 2 * box_sum(mine, window) + mine  # half a vote more for what is there
             score, winner = torch.maximum(score, votes), torch.where(votes > score, k, winner)
-        if torch.equal(winner, labels):
+        if torch.equal(winner, current):
             break
-        labels = winner
-    return labels
+        current = winner
+    return current.long()
 
 
 def box_sum(mask: Tensor, window: int) -> Tensor:
-    """How many pixels of `mask` (bool `[H, W]`) lie in the window around each pixel, int64; cut off at the border."""
-    half, sums = window // 2, mask.long()
-    for axis in (0, 1):
-        length = mask.shape[axis]
-        total = torch.cat([torch.zeros_like(sums.narrow(axis, 0, 1)), sums.cumsum(axis)], axis)
-        here = torch.arange(length)
-        upper, lower = (here + half + 1).clamp(max=length), (here - half).clamp(min=0)
-        sums = total.index_select(axis, upper) - total.index_select(axis, lower)
-    return sums
+    """How many pixels of `mask` (bool `[H, W]`) lie in the window around each pixel, int32; cut off at the border."""
+    before, after = window // 2 + 1, window // 2
+    padded = functional.pad(mask.int(), (before, after, before, after))
+    down = padded.cumsum(0, dtype=torch.int32)
+    across = (down[window:] - down[:-window]).cumsum(1, dtype=torch.int32)
+    return across[:, window:] - across[:, :-window]
 
 
 def erase(sample: Sample, erased: int, ignore: Sequence[int] = (VOID,)) -> Tensor:
