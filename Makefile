@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
+EXTRAS := dev,hf,mmseg,smp,torchvision,datasets
 
 .PHONY: demo test format clean
 
@@ -10,21 +12,26 @@ demo: $(READY)
 	$(BIN)/segprox demo
 
 # One thread per worker: torch's threads spin while they wait, so two workers with two threads each are far slower.
-test: $(READY)
+test: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term
 
-format: $(READY)
+format: $(TESTABLE)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 # Pinned versions first, so that nothing newer (and no CUDA build) is pulled in.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $(READY)
+
+# Tests compare with the libraries whose models can be loaded.
+$(TESTABLE): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $(TESTABLE)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage segprox-demo

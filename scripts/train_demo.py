@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from segprox.data.synthetic import VOID, StreetScenes
+from segprox.data.base import VOID
+from segprox.data.synthetic import StreetScenes
 from segprox.models.demo import MEAN, STD, StreetNet
 from segprox.models.segmenter import Segmenter
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from segprox.cli import main
+from segprox.data import DATASETS
 from segprox.models import load_model
 
 
@@ -40,12 +41,20 @@ def test_help_teaches(segprox):
 
 @pytest.mark.parametrize(
     ("what", "expected"),
-    [("attacks", "alma-prox"), ("models", "demo-robust"), ("datasets", "sky, building, tree")],
+    [("attacks", "alma-prox"), ("models", "demo-robust"), ("datasets", "cityscapes")],
 )
 def test_list(segprox, what, expected):
     code, output, _ = segprox("list", what)
     assert code == 0
     assert expected in output
+
+
+def test_datasets_are_listed_with_layout_and_options(segprox):
+    _, output, _ = segprox("list", "datasets")
+    for name in DATASETS:
+        assert f" {name} " in output
+    for text in ("leftImg8bit", "701_StillsRaw_full", "size=short-512", "split=validation", "reduce_labels"):
+        assert text in output
 
 
 def test_attacks_are_listed_by_family_with_their_cost(segprox):

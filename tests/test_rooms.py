@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
-NUMERIC = {"errors", "norms", "problem", "losses", "prox"}
+NUMERIC = {"errors", "naming", "norms", "problem", "losses", "prox"}
 CORE = {*NUMERIC, "models", "tracker"}
 ALLOWED = {
     "errors": set(),

@@ -12,15 +12,20 @@ import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import segprox
 from segprox.attacks import ATTACKS, Attack, BudgetAttack, describe, find_attack, make_attack, norms
-from segprox.data import DATASETS, Dataset, load_dataset
+from segprox.data import DATASETS, Dataset, Sample, class_index, load_dataset, make_target, with_own_labels
+from segprox.data import describe as describe_options
+from segprox.data.targets import shares, write_map
 from segprox.errors import SegproxError
-from segprox.models import MODELS, Segmenter, load_model
+from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, Segmenter, load_model
+from segprox.naming import describe_fields
+from segprox.problem import predictions
 from segprox.report.picture import draw_outcome
 from segprox.report.table import audit_table, check_table, outcome_table, write_csv
 from segprox.run import Outcome, attack_sample, audit_sample, check_model
@@ -41,7 +46,7 @@ def main() -> None:
     try:
         app()
     except SegproxError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
 
 
@@ -90,7 +95,7 @@ def demo(
         options["steps"] = steps
     chosen = make_attack(attack, **options)
     segmenter, scenes = load_model(model), load_dataset("demo")
-    goal = None if target is None else _class_index(target, scenes.classes)
+    goal = None if target is None else class_index(target, scenes.classes)
     if images > len(scenes):
         raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
     _check_writable(out_dir)
@@ -133,12 +138,12 @@ def audit(
     first, second = make_attack(minimal), make_attack(budget, epsilon=epsilon)
     assert isinstance(second, BudgetAttack)  # others have no epsilon
     segmenter, data = load_model(model), load_dataset(dataset)
-    goal = None if target is None else _class_index(target, data.classes)
+    goal = None if target is None else class_index(target, data.classes)
     count, findings = min(limit, len(data)), []
     with _progress_bar() as bar:
         task = bar.add_task("auditing", total=count * (first.cost().forwards + second.cost().forwards))
         for i in range(count):
-            sample = data[i]
+            sample = _labelled(data, i, segmenter)
             bar.update(task, description=f"auditing {sample.name} ({i + 1}/{count})")
             finding = audit_sample(
                 segmenter, sample, first, second, ignore=data.ignore, target=goal, callback=lambda _: bar.advance(task)
@@ -178,6 +183,41 @@ def check(
     )
 
 
+@app.command()
+def target(
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A class, majority, smooth, erase:CLASS, permute:SEED, permute:1,2,0, or png:FILE.",
+        ),
+    ],
+    out_file: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to write the class numbers.")],
+    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The image to make it for; the first if left out.")
+    ] = None,
+) -> None:
+    """Write the label map that an attack would aim at: class numbers with a palette, and in colours beside it."""
+    if out_file.suffix != ".png":
+        raise SegproxError(f"--out must be a file that ends in .png but is {out_file}")
+    data = load_dataset(dataset)
+    if image is not None and image not in data.names:
+        raise SegproxError(f"there is no image {image!r} in {dataset}; names are such as {data.names[0]!r}")
+    sample = data[0 if image is None else list(data.names).index(image)]
+    labels = make_target(text, data)(sample)
+    with _writing_to(out_file.parent):
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        coloured = write_map(labels, data, out_file)
+    table = Table(title=f"{text} for {sample.name}", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class")
+    table.add_column("pixels", justify="right")
+    for name, share in shares(labels, data.classes).items():
+        table.add_row(name, f"{share:.1%}")
+    out.print(table)
+    out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}", highlight=False)
+
+
 class Listable(StrEnum):
     """What `segprox list` can list."""
 
@@ -189,22 +229,40 @@ class Listable(StrEnum):
 @app.command("list")
 def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> None:
     """List the attacks, models or datasets that can be named in other commands."""
-    if what is Listable.ATTACKS:
-        _list_attacks()
-        return
-    table = Table()
-    if what is Listable.MODELS:
-        for heading in ("model", "parameters"):
-            table.add_column(heading)
-        for name in sorted(MODELS):
-            table.add_row(name, f"{sum(p.numel() for p in load_model(name).parameters()):,}")
-    else:
-        for heading in ("dataset", "images", "classes"):
-            table.add_column(heading, overflow="fold")
-        for name in sorted(DATASETS):
-            dataset = load_dataset(name)
-            table.add_row(name, str(len(dataset)), ", ".join(dataset.classes))
+    {Listable.ATTACKS: _list_attacks, Listable.MODELS: _list_models, Listable.DATASETS: _list_datasets}[what]()
+
+
+def _table(*headings: str) -> Table:
+    """A plain table whose first column is never broken."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=i == 0)
+    return table
+
+
+def _list_datasets() -> None:
+    table = _table("dataset", "what is read", "options")
+    for name, source in sorted(DATASETS.items()):
+        options = (f"{option}={default}".rstrip("=") for option, default in describe_options(source).items())
+        table.add_row(name, source.layout, ", ".join(options))
     out.print(table)
+    out.print("Name one as in voc:/data/VOCdevkit?split=val&subset=0:50", highlight=False)
+
+
+def _list_models() -> None:
+    table = _table("model", "what it is", "install")
+    for name in sorted(MODELS):
+        count = sum(parameter.numel() for parameter in load_model(name).parameters())
+        table.add_row(name, f"embedded, {count:,} parameters", "")
+    for source in SOURCES.values():
+        table.add_row(source.example, source.about, escape(f"segprox[{source.extra}]") if source.extra else "")
+    out.print(table)
+    out.print("The paper's models: " + ", ".join(PAPER_MODELS), highlight=False)
+    out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:", highlight=False)
+    options = _table("option", "default", "meaning")
+    for row in describe_fields(ModelOptions()):
+        options.add_row(*row)
+    out.print(options)
 
 
 def _list_attacks() -> None:
@@ -242,9 +300,7 @@ def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list atta
     out.print(f"[bold]{name}[/]: {entry.about}", highlight=False)
     out.print(f"{entry.citation}", highlight=False, style="dim")
     out.print(f"{attack.family}; at most {cost.forwards} forwards and {cost.backwards} backwards per image")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("field", "default", "meaning"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "field")
+    table = _table("field", "default", "meaning")
     for field in describe(attack):
         table.add_row(field.name, field.default, field.meaning)
     out.print(table)
@@ -273,12 +329,21 @@ def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, tar
     with _progress_bar() as bar:
         task = bar.add_task("attacking", total=count * attack.cost().forwards)
         for i in range(count):
-            sample = data[i]
+            sample = _labelled(data, i, model)
             bar.update(task, description=f"attacking {sample.name} ({i + 1}/{count})")
             yield attack_sample(
                 model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
             )
             bar.update(task, completed=(i + 1) * attack.cost().forwards)  # an attack may need fewer
+
+
+def _labelled(data: Dataset, index: int, model: Segmenter) -> Sample:
+    """A sample with its true labels or, where there are none, with what the model sees in it."""
+    sample = data[index]
+    if data.labelled:
+        return sample
+    with torch.no_grad():
+        return with_own_labels(sample, predictions(model(sample.image[None].to(model.device)))[0].cpu())
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, object]:
@@ -289,14 +354,6 @@ def _assignments(texts: Sequence[str]) -> dict[str, object]:
             raise SegproxError(f"--set takes FIELD=VALUE, such as step_size=0.01, but got {text!r}")
         pairs[field.strip()] = value.strip()
     return pairs
-
-
-def _class_index(name: str, classes: Sequence[str]) -> int:
-    if name in classes:
-        return list(classes).index(name)
-    if name.isdecimal() and int(name) < len(classes):
-        return int(name)
-    raise SegproxError(f"there is no class {name!r}; the classes are: {', '.join(classes)}")
 
 
 def _check_writable(folder: Path) -> None:

@@ -1,10 +1,11 @@
-"""How models and datasets are named: `source:identifier?option=value&option=value`."""
+"""How models and datasets are named, `source:identifier?option=value&option=value`, and how options are checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from segprox.errors import SegproxError
 
@@ -57,8 +58,38 @@ def checked(make: Callable[..., T], what: str, **options: Any) -> T:
     try:
         return make(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "value_error" and not first["loc"]:  # a field does not fit another one
-            raise SegproxError(first["msg"].removeprefix("Value error, ")) from None
-        reason = first["msg"].removeprefix("Value error, ")
-        raise SegproxError(f"{first['loc'][0]} of {what} cannot be {first['input']!r}: {reason}") from None
+        raise refusal(error, what) from None
+
+
+def refusal(error: ValidationError, what: str) -> SegproxError:
+    """What to tell the user of the first field that does not fit."""
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if (
+        first["type"] == "value_error" and not first["loc"]
+    ):  # a field does not fit another one, which `what` says itself
+        return SegproxError(reason)
+    return SegproxError(f"{first['loc'][0]} of {what} cannot be {first['input']!r}: {reason}")
+
+
+class Description(NamedTuple):
+    """A field, for people."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def describe_fields(made: Any) -> list[Description]:
+    """The fields of a dataclass that say what they mean, with their values."""
+    described = []
+    for name, annotation in get_type_hints(type(made), include_extras=True).items():
+        info = next((part for part in get_args(annotation) if isinstance(part, FieldInfo)), None)
+        if info is None:
+            continue
+        kind, value = get_args(annotation)[0], getattr(made, name)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        among = f" ({', '.join(choices)})" if len(choices) > 1 else ""
+        shown = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+        described.append(Description(name, shown, f"{info.description}{among}"))
+    return described

@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from segprox.attacks.alma import Alma
 from segprox.attacks.alma_prox import AlmaProx
@@ -21,6 +20,7 @@ from segprox.attacks.pdpgd import Pdpgd
 from segprox.attacks.pgd import Pgd
 from segprox.attacks.sea import Sea
 from segprox.errors import SegproxError
+from segprox.naming import Description, describe_fields, refusal
 
 BISECT = "bisect:"  # before the name of a budget attack: the minimal attack that bisection makes of it
 
@@ -137,10 +137,7 @@ def make_attack(name: str, **options: Any) -> Attack:
         attack = entry.cls(**{**entry.fields, **options})
         return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  # a budget one
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "value_error":  # a field does not fit another one; the attack says so itself
-            raise SegproxError(first["msg"].removeprefix("Value error, ")) from None
-        raise SegproxError(f"{first['loc'][0]} of {name} cannot be {first['input']!r}: {first['msg']}") from None
+        raise refusal(error, name) from None
 
 
 BISECTION_FIELDS = ("rounds", "stop_early")
@@ -154,29 +151,11 @@ def field_names(entry: Named) -> list[str]:
     return [*BISECTION_FIELDS, *(name for name in names if name != "epsilon")]  # which bisection chooses itself
 
 
-class Description(NamedTuple):
-    """A hyper-parameter, for people."""
-
-    name: str
-    default: str
-    meaning: str
-
-
 def describe(attack: Attack) -> list[Description]:
     """The hyper-parameters of an attack with their values; of a bisection, those of the attack within as well."""
-    described = []
-    for field in dataclasses.fields(attack):  # type: ignore[arg-type]  # attacks are dataclasses
-        value = getattr(attack, field.name)
-        if isinstance(value, BudgetAttack):
-            described += [inner for inner in describe(value) if inner.name != "epsilon"]
-            continue
-        annotation = get_type_hints(type(attack), include_extras=True)[field.name]
-        info = next(part for part in get_args(annotation) if isinstance(part, FieldInfo))
-        choices = get_args(get_args(annotation)[0]) if get_origin(get_args(annotation)[0]) is Literal else ()
-        among = f" ({', '.join(choices)})" if len(choices) > 1 else ""
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        described.append(Description(field.name, shown, f"{info.description}{among}"))
-    return described
+    inner = describe_fields(attack.attack) if isinstance(attack, Bisection) else []
+    own = [field for field in describe_fields(attack) if field.name != "attack"]
+    return [*own, *(field for field in inner if field.name != "epsilon")]
 
 
 def norms(attack: Attack) -> str:

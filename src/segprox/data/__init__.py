@@ -1,25 +1,83 @@
 """Datasets by name."""
 
-from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
-from segprox.data.base import Dataset, Sample
-from segprox.data.synthetic import StreetScenes
+from segprox.data.ade20k import Ade20k
+from segprox.data.base import Dataset, Sample, Source, with_own_labels
+from segprox.data.camvid import CamVid
+from segprox.data.cityscapes import Cityscapes
+from segprox.data.folder import Folder, Images
+from segprox.data.hf import HfDataset
+from segprox.data.listing import PictureSource
+from segprox.data.synthetic import Demo, StreetScenes
+from segprox.data.targets import Target, class_index, make_target
+from segprox.data.voc import Voc
 from segprox.errors import SegproxError
+from segprox.naming import Name, checked
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"demo": StreetScenes}
+DATASETS: dict[str, type[Source]] = {
+    "ade20k": Ade20k,
+    "camvid": CamVid,
+    "cityscapes": Cityscapes,
+    "demo": Demo,
+    "folder": Folder,
+    "hf-dataset": HfDataset,
+    "images": Images,
+    "synthetic": Demo,
+    "voc": Voc,
+}
 
-__all__ = ["DATASETS", "Dataset", "Sample", "StreetScenes", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Sample",
+    "Source",
+    "StreetScenes",
+    "Target",
+    "class_index",
+    "describe",
+    "load_dataset",
+    "make_target",
+    "with_own_labels",
+]
 
 
-def load_dataset(name: str) -> Dataset:
-    """The dataset of that name.
+def load_dataset(name: str, **options: Any) -> Dataset:
+    """The dataset of that name, `source:root?option=value&option=value`; files are found now and read when asked for.
+
+    Args:
+        name: a source, such as `demo` or `voc`, the folder it is in, and options.
+        options: more options, which win over those in the name.
 
     Example:
         >>> import segprox
         >>> scenes = segprox.load_dataset("demo")
         >>> len(scenes), scenes.classes[:3]
         (100, ('sky', 'building', 'tree'))
+        >>> len(segprox.load_dataset("demo?split=train&length=7", length=8))
+        8
     """
-    if name not in DATASETS:
-        raise SegproxError(f"there is no dataset {name!r}; known are: {', '.join(sorted(DATASETS))}")
-    return DATASETS[name]()
+    parsed = Name.parse(name)
+    if parsed.source not in DATASETS:
+        raise SegproxError(f"there is no dataset {parsed.source!r}; known are: {', '.join(sorted(DATASETS))}")
+    source = DATASETS[parsed.source]
+    chosen: dict[str, Any] = {**parsed.options, **options}
+    if parsed.identifier and not issubclass(source, PictureSource):
+        raise SegproxError(f"{parsed.source} takes no folder but got {parsed.identifier!r}; leave it out")
+    if parsed.identifier:
+        chosen.setdefault("root", parsed.identifier)
+    if issubclass(source, PictureSource) and "root" not in chosen:
+        raise SegproxError(f"{parsed.source} needs the folder it is in, as in {parsed.source}:/path/to/folder")
+    return checked(source, parsed.source, **chosen).open()
+
+
+def describe(source: type[Source]) -> dict[str, str]:
+    """The options of a source with their defaults, as text; the folder it is in is no option.
+
+    Example:
+        >>> describe(DATASETS["demo"])
+        {'split': 'test', 'length': '100', 'seed': '0'}
+    """
+    known = fields(source)  # type: ignore[arg-type]  # sources are dataclasses
+    return {field.name: "" if field.default is None else str(field.default) for field in known if field.name != "root"}

@@ -1,10 +1,18 @@
 """What a dataset is: a sequence of samples, with names and colours for its classes."""
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
+from pydantic import ConfigDict
 from torch import Tensor
 
+from segprox.errors import SegproxError
+
 Colour = tuple[int, int, int]
+VOID = 255  # the label of pixels that do not count
+VOID_COLOUR: Colour = (224, 224, 192)  # as in Pascal VOC's own pictures
+OPTIONS = ConfigDict(extra="forbid")  # of every source: a misspelt option must not pass unnoticed
 
 
 class Sample(NamedTuple):
@@ -23,11 +31,70 @@ class Sample(NamedTuple):
 
 
 class Dataset(Protocol):
-    """A sequence of samples."""
+    """A sequence of samples; reading one of them reads nothing else."""
 
-    classes: tuple[str, ...]
-    palette: tuple[Colour, ...]
-    ignore: tuple[int, ...]
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty if the dataset leaves them to the model."""
+
+    @property
+    def palette(self) -> tuple[Colour, ...]:
+        """A colour per class."""
+
+    @property
+    def ignore(self) -> tuple[int, ...]:
+        """The label values of pixels that do not count."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there are true labels; if not, all are void and `with_own_labels` fills them."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names, without reading a sample."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Sample: ...
+
+
+class Source(ABC):
+    """Where datasets come from: a frozen dataclass whose fields are the options after the ? of a dataset's name."""
+
+    layout: ClassVar[str]  # what is read, in a few words
+
+    @abstractmethod
+    def open(self) -> Dataset:
+        """Find the files; none is read before its sample is asked for."""
+
+
+def colours(count: int) -> tuple[Colour, ...]:
+    """Distinct colours, the same on every machine: those of Pascal VOC, carried on.
+
+    The bits of a class number are dealt to red, green and blue in turn, the lowest bits to the brightest.
+
+    Example:
+        >>> colours(4)
+        ((0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0))
+    """
+
+    def channel(index: int, first: int) -> int:
+        return sum((index >> (3 * bit + first) & 1) << (7 - bit) for bit in range(8))
+
+    return tuple((channel(index, 0), channel(index, 1), channel(index, 2)) for index in range(count))
+
+
+def with_own_labels(sample: Sample, prediction: Tensor) -> Sample:
+    """The sample with the model's own clean prediction `[H, W]` for labels, where there are no true ones.
+
+    Example:
+        >>> import torch
+        >>> sample = Sample("a", torch.rand(3, 4, 6), torch.full((4, 6), VOID))
+        >>> with_own_labels(sample, torch.ones(4, 6)).label.unique()
+        tensor([1])
+    """
+    if prediction.shape != sample.label.shape:
+        raise SegproxError(
+            f"the prediction of {sample.name} must have shape {list(sample.label.shape)}, like its image, "
+            f"but has {list(prediction.shape)}"
+        )
+    return sample._replace(label=prediction.long())

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
+from pydantic import Field
+from pydantic.dataclasses import dataclass as options_class
 
-from segprox.data.base import Colour, Sample
+from segprox.data.base import OPTIONS, VOID, Colour, Sample, Source
 
 CLASSES = ("sky", "building", "tree", "road", "sidewalk", "car", "person", "pole")
 PALETTE: tuple[Colour, ...] = (
@@ -17,7 +19,6 @@ PALETTE: tuple[Colour, ...] = (
     (220, 175, 150), (40, 70, 190), (215, 40, 60), (240, 205, 70),
 )  # fmt: skip
 SKY, BUILDING, TREE, ROAD, SIDEWALK, CAR, PERSON, POLE = range(8)
-VOID = 255
 HEIGHT, WIDTH = 128, 256
 # Strength of each class's rough texture and smooth patches: without them colour alone would tell the classes apart.
 ROUGH = (0.004, 0.015, 0.04, 0.012, 0.015, 0.008, 0.02, 0.01)
@@ -49,6 +50,12 @@ class StreetScenes:
     classes: tuple[str, ...] = CLASSES
     palette: tuple[Colour, ...] = PALETTE
     ignore: tuple[int, ...] = (VOID,)
+    labelled: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scenes' names."""
+        return tuple(f"scene-{index:04d}" for index in range(self.length))
 
     def __len__(self) -> int:
         return self.length
@@ -63,6 +70,21 @@ class StreetScenes:
             image=torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))),
             label=torch.from_numpy(label.astype(np.int64)),
         )
+
+
+@options_class(frozen=True, kw_only=True, config=OPTIONS)
+class Demo(Source):
+    """The embedded street scenes by name."""
+
+    layout: ClassVar[str] = "embedded street scenes of 256 x 128 pixels; no folder needed"
+
+    split: Annotated[Split, Field(description="test, or train, which the embedded networks have seen")] = "test"
+    length: Annotated[int, Field(ge=1, description="how many scenes")] = 100
+    seed: Annotated[int, Field(ge=0, description="of the scenes")] = 0
+
+    def open(self) -> StreetScenes:
+        """The scenes."""
+        return StreetScenes(self.split, self.length, self.seed)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter, restored
-from segprox.models.sources import SOURCES
+from segprox.models.sources import SOURCES, ddcat, mmseg
 from segprox.naming import Name, checked
 
 MODELS: dict[str, Callable[[], Segmenter]] = {
@@ -18,7 +18,10 @@ MODELS: dict[str, Callable[[], Segmenter]] = {
     "demo-robust": partial(load_demo, "robust"),
 }
 
-__all__ = ["MODELS", "SOURCES", "ModelOptions", "Segmenter", "load_model", "restored"]
+# Of its tables; names as `load_model` takes them.
+PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PRESETS), *(f"ddcat:{name}" for name in ddcat.PRESETS))
+
+__all__ = ["MODELS", "PAPER_MODELS", "SOURCES", "ModelOptions", "Segmenter", "load_model", "restored"]
 
 
 def load_model(name: str, **options: Any) -> Segmenter:

@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 SOURCES = {
     "hf": Source(
-        "hf:nvidia/segformer-b0-finetuned-ade-512-512", "Hugging Face transformers: an id on the hub, or a folder", "hf"
+        "hf:openmmlab/upernet-convnext-tiny", "Hugging Face transformers: an id on the hub, or a folder", "hf"
     ),
     "mmseg": Source("mmseg:segformer-mit-b0-cityscapes", "MMSegmentation: a model of the paper, or a config", "mmseg"),
     "ddcat": Source("ddcat:voc", "DeepLabV3 ResNet-50 DDC-AT, the paper's robust model: voc or cityscapes"),
