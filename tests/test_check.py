@@ -38,7 +38,7 @@ def scenes():
 def street(before=lambda x: x, after=lambda z: z, **options):
     """The embedded network, fed and read as told."""
     network = segprox.load_model("demo-standard").model
-    return Segmenter(Around(network, before, after), **{"mean": MEAN, "std": STD, **options})
+    return Segmenter(Around(network, before, after).eval(), **{"mean": MEAN, "std": STD, **options})
 
 
 def normalised(x):
@@ -97,6 +97,11 @@ def test_a_segmenter_whose_network_was_put_into_train_mode(scenes):
     mean = model.model.network.stem[1].running_mean.clone()
     assert verdicts(rows(model, scenes)) == {"eval mode": "red"}
     assert torch.equal(model.model.network.stem[1].running_mean, mean)  # no forward in train mode
+
+
+def test_a_network_that_was_in_train_mode_when_it_was_wrapped(scenes):
+    network = segprox.load_model("demo-standard").model.train()
+    assert verdicts(rows(Segmenter(network, mean=MEAN, std=STD), scenes)) == {"eval mode": "red"}
 
 
 def test_train_mode_without_a_layer_that_cares(scenes):

@@ -170,7 +170,7 @@ def test_demo_towards_a_target(segprox, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--model", "no-such"], "there is no model 'no-such'; known are: demo-robust, demo-standard"),
+        (["--model", "no-such"], "there is no model 'no-such'; names look like: demo-robust, demo-standard"),
         (["--attack", "no-such"], "there is no attack 'no-such'; known are: alma, alma-prox"),
         (["--set", "step_size=-1"], "step_size of alma-prox cannot be '-1': Input should be greater than 0"),
         (["--set", "step_size"], "--set takes FIELD=VALUE, such as step_size=0.01, but got 'step_size'"),

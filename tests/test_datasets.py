@@ -636,7 +636,7 @@ def test_hugging_face_refusals(tmp_path, fake_hugging_face, loaded, options, mes
 
 def test_hugging_face_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(SegproxError, match=r"hf-dataset needs the package datasets: pip install 'segprox\[hf\]'"):
+    with pytest.raises(SegproxError, match=r"hf-dataset needs the package datasets: pip install 'segprox\[datasets\]'"):
         load_dataset(f"hf-dataset:{tmp_path}")
 
 

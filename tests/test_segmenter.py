@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import segprox
-from segprox import Segmenter
+from segprox import Segmenter, SegproxError
 
 
 class Returns(nn.Module):
@@ -130,3 +130,67 @@ def test_attack_leaves_a_plain_network_as_it_was():
 
 def test_normalisation_is_not_part_of_the_weights():
     assert set(Segmenter(nn.Conv2d(3, 2, 1)).state_dict()) == {"model.weight", "model.bias"}
+
+
+class NeedsMultiples(nn.Module):
+    """Refuses sides that are not multiples of 8; sees one pixel each."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+
+    def forward(self, x):
+        assert x.shape[2] % 8 == 0
+        assert x.shape[3] % 8 == 0
+        self.seen = x
+        return torch.cat([x, -x], dim=1)
+
+
+def test_pads_to_a_multiple_with_normalised_zeros_and_crops():
+    network = NeedsMultiples()
+    images = torch.rand(1, 3, 9, 21)
+    logits = Segmenter(network, mean=(0.5,), std=(0.25,), multiple=8)(images)
+    assert network.seen.shape == (1, 3, 16, 24)
+    assert network.seen[:, :, 9:].abs().sum() + network.seen[:, :, :, 21:].abs().sum() == 0
+    torch.testing.assert_close(logits[:, :3], (images - 0.5) / 0.25)
+
+
+def test_resizes_to_the_only_size_a_network_takes_and_back():
+    network = NeedsMultiples()
+    images = torch.rand(1, 3, 9, 21)
+    logits = Segmenter(network, resize=(16, 8))(images)
+    assert network.seen.shape == (1, 3, 16, 8)
+    assert logits.shape == (1, 6, 9, 21)
+    smooth = torch.linspace(0, 1, 21).expand(1, 3, 9, 21)
+    assert (Segmenter(network, resize=(16, 16))(smooth)[:, :3] - smooth).abs().max() < 0.05
+
+
+def test_channels_last_changes_no_logits():
+    torch.manual_seed(0)
+    network, images = nn.Conv2d(3, 4, 3, padding=1), torch.rand(2, 3, 8, 8)
+    plain = Segmenter(network)(images)
+    torch.testing.assert_close(Segmenter(network, channels_last=True)(images), plain)
+    assert network.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("options", [{"multiple": 0}, {"multiple": 8, "resize": (8, 8)}])
+def test_sizes_that_make_no_sense(options):
+    with pytest.raises(SegproxError, match="multiple must be at least 1, and 1 beside resize"):
+        Segmenter(nn.Conv2d(3, 2, 1), **options)
+
+
+def test_precision_of_a_model_by_name(monkeypatch):
+    images = torch.rand(1, 3, 32, 32)
+    full = segprox.load_model("demo-standard")(images)
+    double = segprox.load_model("demo-standard?precision=float64")
+    assert next(double.parameters()).dtype == torch.float64
+    assert double(images).dtype == torch.float32
+    torch.testing.assert_close(double(images), full, rtol=1e-4, atol=1e-4)
+    low = segprox.load_model("demo-standard", precision="bfloat16")
+    assert not torch.equal(low(images), full)
+    assert torch.equal(low.full_precision(images), full)
+    assert low.autocast is torch.bfloat16
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda network: compiled.append(network) or network)
+    segprox.load_model("demo-standard", compile=True)
+    assert len(compiled) == 1

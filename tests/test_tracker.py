@@ -1,6 +1,8 @@
+import pytest
 import torch
+from torch import nn
 
-from segprox import Problem
+from segprox import Problem, Segmenter
 from segprox.norms import distance, per_image
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits
@@ -59,3 +61,42 @@ def test_distances():
 def test_reductions_of_no_image():
     assert per_image(torch.sum, torch.zeros(0, 5)).shape == (0,)
     assert distance(torch.zeros(0, 3, 2, 2), "l2").shape == (0,)
+
+
+class Liar(nn.Module):
+    """In low precision every pixel is of class 1; in full precision channel 1 has to lead by a tenth."""
+
+    def forward(self, x):
+        if torch.is_autocast_enabled("cpu"):
+            return x * torch.tensor([0.0, 1.0]).view(-1, 1, 1)
+        return x - torch.tensor([0.0, 0.1]).view(-1, 1, 1)
+
+
+@pytest.mark.parametrize("goal", ["smallest", "most"])
+def test_successes_in_low_precision_are_verified(goal):
+    image = torch.full((1, 2, 1, 2), 0.5)
+    model = Segmenter(Liar())
+    model.autocast = torch.bfloat16
+    tracker = Tracker(model, Problem.build(image, torch.zeros(1, 1, 2, dtype=torch.long)), "linf", goal)
+    for second, believed in [(0.55, False), (0.9, True), (0.58, False), (0.7, goal == "smallest")]:
+        point = image.clone()
+        point[:, 1] = second
+        query = tracker.query(point)
+        if believed:
+            assert query.success.tolist() == [True]
+    result = tracker.result()
+    assert result.success.tolist() == [True]
+    assert result.apsr.tolist() == [1.0]
+    torch.testing.assert_close(result.norm, torch.tensor([0.2 if goal == "smallest" else 0.4]))
+    assert result.forwards.item() > 4  # each look in full precision is counted
+
+
+def test_failures_in_low_precision_are_measured_in_full():
+    image = torch.full((1, 2, 1, 2), 0.5)
+    model = Segmenter(Liar())
+    model.autocast = torch.bfloat16
+    tracker = Tracker(model, Problem.build(image, torch.zeros(1, 1, 2, dtype=torch.long)), "linf")
+    tracker.query(image)
+    result = tracker.result()
+    assert result.success.tolist() == [False]
+    assert result.apsr.tolist() == [0.0]

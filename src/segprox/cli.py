@@ -209,7 +209,8 @@ def target(
     with _writing_to(out_file.parent):
         out_file.parent.mkdir(parents=True, exist_ok=True)
         coloured = write_map(labels, data, out_file)
-    table = Table(title=f"{text} for {sample.name}", box=SIMPLE_HEAD, pad_edge=False)
+    out.print(f"[bold]{escape(text)}[/] for {escape(sample.name)}", highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("class")
     table.add_column("pixels", justify="right")
     for name, share in shares(labels, data.classes).items():

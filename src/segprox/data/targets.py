@@ -108,19 +108,19 @@ def majority(dataset: Dataset) -> Tensor:
     return _filled(label, most > 0, "the dataset")
 
 
-def smooth(labels: Tensor, window: int | None = None, rounds: int = 30) -> Tensor:
+def smooth(labels: Tensor, window: int | None = None, rounds: int = 4) -> Tensor:
     """Labels `[H, W]` without small regions and ragged outlines.
 
-    Every pixel takes the most frequent label of a square window around it, its own if that is one of them, again and
-    again until nothing changes.
+    Every pixel takes the most frequent label of a square window around it, its own if that is one of them; a few times
+    over. Many more rounds would go on to eat thin regions and to bend outlines where they meet the border.
 
     Args:
         labels: class numbers, none of them void.
-        window: the window's side, an odd number; left out, about a sixteenth of the shorter side.
+        window: the window's side, an odd number; left out, about a twentieth of the shorter side.
         rounds: the most repetitions.
     """
     if window is None:
-        window = min(labels.shape) // 32 * 2 + 3
+        window = min(labels.shape) // 40 * 2 + 1
     current = labels.int()
     for _ in range(rounds):
         score, winner = torch.full_like(current, -1), current
