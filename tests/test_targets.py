@@ -160,7 +160,7 @@ def test_smoothing_ends_where_nothing_changes():
     settled = smooth(labels, window=5, rounds=100)
     assert not torch.equal(settled, labels)
     assert torch.equal(smooth(settled, window=5), settled)
-    neighbours = (once[1:] != once[:-1]).sum() + (once[:, 1:] != once[:, :-1]).sum()
+    neighbours = (settled[1:] != settled[:-1]).sum() + (settled[:, 1:] != settled[:, :-1]).sum()
     assert neighbours < 0.3 * ((labels[1:] != labels[:-1]).sum() + (labels[:, 1:] != labels[:, :-1]).sum())
 
 
