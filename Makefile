@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
-EXTRAS := dev,hf,mmseg,smp,torchvision,datasets
+EXTRAS := dev,hf,mmseg,smp,torchvision,datasets,ray
 
 .PHONY: demo test format clean
 

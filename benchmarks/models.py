@@ -88,7 +88,11 @@ def hf_model(kind: str, folder: Path) -> Built:
             "UperNetForSemanticSegmentation",
             transformers.UperNetConfig(
                 num_labels=150,
-                backbone_config=transformers.ConvNextConfig(out_features=["stage1", "stage2", "stage3", "stage4"]),
+                backbone_config=transformers.ConvNextConfig(
+                    depths=[3, 3, 9, 3],
+                    hidden_sizes=[96, 192, 384, 768],
+                    out_features=["stage1", "stage2", "stage3", "stage4"],
+                ),
             ),
         ),
         "MobileNetV2": ("MobileNetV2ForSemanticSegmentation", transformers.MobileNetV2Config(num_labels=21)),

@@ -16,7 +16,7 @@ from segprox.models import load_model
 def segprox(monkeypatch, capsys):
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["segprox", *map(str, arguments)])
-        monkeypatch.setattr("segprox.cli.out.width", 100, raising=False)
+        monkeypatch.setattr("segprox.cli.base.out.width", 100, raising=False)
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()
@@ -125,7 +125,7 @@ def test_check_of_a_good_model(segprox):
 def test_check_of_a_spoilt_model(segprox, monkeypatch, spoil, expected_code, mark, sentence):
     model = load_model("demo-standard")
     model.model.head.register_forward_hook(lambda _module, _inputs, logits: spoil(logits))
-    monkeypatch.setattr("segprox.cli.load_model", lambda _: model)
+    monkeypatch.setattr("segprox.cli.look.load_model", lambda _: model)
     code, output, _ = segprox("check", "--model", "spoilt", "--limit", 1)
     assert code == expected_code
     assert mark in output
@@ -196,14 +196,14 @@ def test_typing_errors_end_with_2(segprox):
 
 
 def test_interruption_keeps_what_is_done(segprox, monkeypatch, tmp_path):
-    from segprox.cli import attack_sample
+    from segprox.cli.demo import attack_sample
 
     def interrupted(model, sample, *rest, **options):
         if sample.name == "scene-0001":
             raise KeyboardInterrupt
         return attack_sample(model, sample, *rest, **options)
 
-    monkeypatch.setattr("segprox.cli.attack_sample", interrupted)
+    monkeypatch.setattr("segprox.cli.demo.attack_sample", interrupted)
     code, output, _ = segprox("demo", "--steps", 2, "--out", tmp_path)
     assert code == 130
     assert "Interrupted: 1 of 4 images are done." in output
@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("segprox.cli.write_csv", full)
+    monkeypatch.setattr("segprox.cli.demo.write_csv", full)
     code, output, error = segprox("demo", "--images", 1, "--steps", 2, "--out", tmp_path)
     assert code == 2
     assert "scene-0000" in output

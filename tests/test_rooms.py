@@ -11,16 +11,23 @@ CORE = {*NUMERIC, "models", "tracker"}
 ALLOWED = {
     "errors": set(),
     "naming": {"errors"},
+    "optional": {"errors"},
     "norms": set(),
     "counts": {"errors"},
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
-    "data": {"errors", "naming"},
-    "models": {"errors", "naming", "problem", "data"},  # the embedded model knows the classes of the embedded scenes
+    "data": {"errors", "naming", "optional"},
+    "models": {
+        "errors",
+        "naming",
+        "optional",
+        "problem",
+        "data",
+    },  # the embedded model knows the classes of the embedded scenes
     "tracker": CORE,
     "attacks": CORE,
-    "run": {*CORE, "attacks", "counts", "data"},
+    "run": {*CORE, "optional", "attacks", "counts", "data"},
     "report": {*CORE, "attacks", "counts", "data", "run"},
 }
 

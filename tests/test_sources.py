@@ -13,7 +13,7 @@ from torch.nn import functional
 import segprox
 from segprox import SegproxError
 from segprox.models.sources import SOURCES, ddcat, mmseg
-from segprox.models.sources.base import require
+from segprox.optional import require
 from tests.torchvision_ops import make_importable
 
 make_importable()
@@ -441,9 +441,7 @@ def test_a_missing_or_broken_library_is_named(monkeypatch):
         require("no_such_library", "hf")
     broken = ModuleType("broken_finder")
     broken.__getattr__ = lambda name: (_ for _ in ()).throw(RuntimeError(name))
-    monkeypatch.setattr(
-        "segprox.models.sources.base.import_module", lambda _: (_ for _ in ()).throw(RuntimeError("no op"))
-    )
+    monkeypatch.setattr("segprox.optional.import_module", lambda _: (_ for _ in ()).throw(RuntimeError("no op")))
     with pytest.raises(SegproxError, match=r"installed but cannot be imported \(no op\)"):
         require("torchvision", "torchvision")
 

@@ -1,7 +1,7 @@
 """What an attack is to achieve for a batch of images, and when it has achieved it."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -127,6 +127,16 @@ class Problem:
     def counted(self) -> Tensor:
         """How many pixels of each image count, int64 `[B]`."""
         return self.mask.flatten(1).sum(1)
+
+    @classmethod
+    def join(cls, problems: Sequence["Problem"]) -> "Problem":
+        """Problems of images of one size as one; threshold, seed and kind must be the same."""
+        return replace(
+            problems[0],
+            images=torch.cat([problem.images for problem in problems]),
+            labels=torch.cat([problem.labels for problem in problems]),
+            mask=torch.cat([problem.mask for problem in problems]),
+        )
 
     def select(self, indices: list[int]) -> "Problem":
         """The problem of some of the images."""

@@ -54,9 +54,16 @@ class Query:
 
         Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it.
         """
-        self._tracker.count(backwards=self._asked)
+        allowed = self._tracker.affordable(self._asked)
+        self._tracker.count(backwards=allowed)
         (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
+        if self._tracker.budget is not None:
+            gradient *= allowed.view(-1, 1, 1, 1)
         return gradient.nan_to_num_(0.0, 0.0, 0.0)
+
+
+class BudgetSpent(Exception):  # noqa: N818  # not an error: the end of an attack that may cost no more
+    """No image has any budget left."""
 
 
 class Tracker:
@@ -74,6 +81,8 @@ class Tracker:
         norm: how perturbations are measured.
         goal: what is best.
         stop_at_success: ask no more about an image once it is a success.
+        budget: the most forwards plus backwards to spend on an image; then there is no answer, and when no image has
+            any left, `BudgetSpent` ends the attack.
     """
 
     def __init__(
@@ -83,7 +92,9 @@ class Tracker:
         norm: NormName,
         goal: Goal = "smallest",
         stop_at_success: bool = False,
+        budget: int | None = None,
     ) -> None:
+        self.budget = budget
         self.model, self.problem, self.norm, self.goal = model, problem, norm, goal
         size, device = len(problem), problem.images.device
         self.forwards = torch.zeros(size, dtype=torch.long, device=device)
@@ -115,7 +126,7 @@ class Tracker:
             stop_at_success: as for the whole.
             remember: whether a point of the part may become the best of the whole.
         """
-        part = Tracker(self.model, self.problem, self.norm, goal, stop_at_success)
+        part = Tracker(self.model, self.problem, self.norm, goal, stop_at_success, self.budget)
         part.skipped = skipped if self.skipped is None else self.skipped if skipped is None else skipped | self.skipped
         part._whole, part._remembers_for_whole, part._checked = self, remember, self._checked
         return part
@@ -131,13 +142,28 @@ class Tracker:
             return self.skipped
         return self.success if self.skipped is None else self.success | self.skipped
 
+    def affordable(self, asked: Tensor) -> Tensor:
+        """Which of the `asked` images (bool `[B]`) have budget left for one more evaluation or gradient."""
+        if self.budget is None:
+            return asked
+        allowed = asked & ~self._spent()
+        if bool(asked.any()) and not bool(allowed.any()):
+            raise BudgetSpent
+        return allowed
+
+    def _spent(self) -> Tensor:
+        if self._whole is not None:
+            return self._whole._spent()
+        return self.forwards + self.backwards >= (torch.inf if self.budget is None else self.budget)
+
     def query(self, images: Tensor) -> Query:
         """Evaluate the model at `images` `[B, C, H, W]` and remember what is better than the best so far."""
         images = images.detach().requires_grad_()
         left_out = self._left_out()
-        asked = torch.ones_like(self.success) if left_out is None else ~left_out
+        asked = self.affordable(torch.ones_like(self.success) if left_out is None else ~left_out)
+        everything = left_out is None and self.budget is None
         with torch.enable_grad():
-            outputs = self._evaluate(images, None if left_out is None else asked.nonzero().flatten().tolist())
+            outputs = self._evaluate(images, None if everything else asked.nonzero().flatten().tolist())
         self.count(forwards=asked)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
@@ -178,8 +204,9 @@ class Tracker:
     @torch.no_grad()
     def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
         """APSR with that of the chosen images measured in full precision, whatever the network's is."""
+        apsr = torch.where(chosen, 0.0, apsr)  # of which nothing is known
+        chosen = chosen & ~self._spent()
         self.count(forwards=chosen)
-        apsr = apsr.clone()
         for i in chosen.nonzero().flatten().tolist():
             apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
         return apsr

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch, refuse_untargeted
+from segprox.attacks.base import FIELDS, Attack, Cost, Watch
 from segprox.norms import scale
 from segprox.problem import Problem, predictions
 from segprox.tracker import Tracker
@@ -23,6 +23,7 @@ class Asma(Attack):
     """
 
     family: ClassVar[Literal["minimal", "budget"]] = "minimal"
+    targeted_only: ClassVar[bool] = True
     paper: ClassVar[str] = (
         "Ozbulak et al., Impact of Adversarial Examples on Deep Learning Models for Biomedical Image Segmentation, "
         "MICCAI 2019"
@@ -40,7 +41,6 @@ class Asma(Attack):
     def search(self, tracker: Tracker, watch: Watch) -> None:
         """Plain gradient ascent."""
         problem, x = tracker.problem, tracker.problem.images
-        refuse_untargeted("asma", problem)
         points = x
         for t in range(1, self.steps + 1):
             query = tracker.query(points)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from segprox.errors import SegproxError
 from segprox.models.segmenter import Segmenter
 from segprox.norms import NormName, project
 from segprox.problem import Problem
-from segprox.tracker import Attacked, Query, Tracker
+from segprox.tracker import Attacked, BudgetSpent, Query, Tracker
 
 FIELDS = ConfigDict(extra="forbid")  # of every attack: a misspelt hyper-parameter must not pass unnoticed
 
@@ -60,6 +61,7 @@ class Attack(ABC):
     family: ClassVar[Literal["minimal", "budget"]]
     paper: ClassVar[str]
     stops_at_success: ClassVar[bool] = False
+    targeted_only: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, tracker: Tracker, watch: "Watch") -> None:
@@ -69,11 +71,23 @@ class Attack(ABC):
     def cost(self) -> Cost:
         """The most that the attack asks of the model, per image."""
 
-    def run(self, model: Segmenter, problem: Problem, callback: Callback | None = None) -> Attacked:
-        """Attack the images of `problem`, each on its own, and return the best points found."""
+    def run(
+        self, model: Segmenter, problem: Problem, callback: Callback | None = None, budget: int | None = None
+    ) -> Attacked:
+        """Attack the images of `problem`, each on its own, and return the best points found.
+
+        Args:
+            model: the model.
+            problem: what is to be achieved.
+            callback: called with a `Progress` at every iteration.
+            budget: the most forwards plus backwards that may be spent on an image, whatever the attack would like.
+        """
+        if self.targeted_only and not problem.targeted:
+            raise SegproxError(f"{type(self).__name__.lower()} needs a target: it has no untargeted form")
         goal: Literal["smallest", "most"] = "smallest" if self.family == "minimal" else "most"
-        tracker = Tracker(model, problem, self.norm, goal, self.stops_at_success)
-        self.search(tracker, Watch(callback))
+        tracker = Tracker(model, problem, self.norm, goal, self.stops_at_success, budget)
+        with suppress(BudgetSpent):
+            self.search(tracker, Watch(callback))
         return tracker.result()
 
 
@@ -122,9 +136,3 @@ class BudgetAttack(Attack):
     def within(self, points: Tensor, epsilon: Tensor, images: Tensor) -> Tensor:
         """Points `[B, C, H, W]` moved into the ball of radius `epsilon` around `images`, and into the box."""
         return (images + project(points - images, epsilon, self.norm)).clamp_(0, 1)
-
-
-def refuse_untargeted(name: str, problem: Problem) -> None:
-    """For attacks that can only aim at a target."""
-    if not problem.targeted:
-        raise SegproxError(f"{name} needs a target: it has no untargeted form")

@@ -131,6 +131,17 @@ class Segmenter(nn.Module):
         finally:
             self.autocast = lower
 
+    def described(self) -> dict[str, Any]:
+        """How the network is fed and read, as plain data: beside its weights, all that determines the logits."""
+        return {
+            "network": type(self.model).__name__,
+            "mean": self.mean.flatten().tolist(),
+            "std": self.std.flatten().tolist(),
+            "classes": self.classes,
+            "precision": str(self.autocast or self.mean.dtype),
+            **{name: getattr(self, name) for name in ("bgr", "scale_255", "binary", "output", "multiple", "resize")},
+        }
+
     def _prepare(self, images: Tensor) -> Tensor:
         images = images.to(self.mean.dtype)
         if self.resize is not None:

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint, require
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
+from segprox.optional import require
 
 FIXED_SIZE = ("beit", "data2vec-vision", "dpt")  # they take images of one size only
 RESIZED_MASKS = {"mask2former": (384, 384)}  # to which their post-processing brings masks before it combines them

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import Network, explained, load_checkpoint, published, require
+from segprox.models.sources.base import Network, explained, load_checkpoint, published
+from segprox.optional import require
 
 URL = "https://download.openmmlab.com/mmsegmentation/v0.5"
 TRAINING_ONLY = ["auxiliary_head.", "decode_head.loss_decode.", "data_preprocessor."]

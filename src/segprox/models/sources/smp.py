@@ -7,7 +7,8 @@ from torch import nn
 
 from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint, require
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
+from segprox.optional import require
 
 STRIDE = 32  # its encoders refuse sides that are not multiples of this
 TIMM = "tu-"  # before the names of encoders that come from timm

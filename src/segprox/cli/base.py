@@ -1,0 +1,95 @@
+"""What commands share: the application, the console, tables, bars, and how files are written."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from segprox.data import Dataset, Sample, with_own_labels
+from segprox.errors import SegproxError
+from segprox.models import Segmenter
+from segprox.problem import predictions
+
+app = typer.Typer(
+    name="segprox",
+    help="How robust is a semantic segmentation model? Find the smallest change of an image that makes it fail.",
+    epilog="Start with: segprox demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+
+def plain_table(*headings: str) -> Table:
+    """A plain table whose first column is never broken."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=i == 0)
+    return table
+
+
+class _Rate(ProgressColumn):
+    """Units per second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        shown = "-" if speed is None else f"{speed:.1f}" if speed >= 0.1 else f"{speed:.3f}"
+        return Text(f"{shown} {self.unit}/s", style="progress.data.speed")
+
+
+def progress_bar(unit: str = "steps", disable: bool = False) -> Progress:
+    """A bar with rate and time to go."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
+    )  # fmt: skip
+
+
+def labelled(data: Dataset, index: int, model: Segmenter) -> Sample:
+    """A sample with its true labels or, where there are none, with what the model sees in it."""
+    sample = data[index]
+    if data.labelled:
+        return sample
+    with torch.no_grad():
+        return with_own_labels(sample, predictions(model(sample.image[None].to(model.device)))[0].cpu())
+
+
+def assignments(texts: Sequence[str]) -> dict[str, object]:
+    """What --set was given, by field."""
+    pairs: dict[str, object] = {}
+    for text in texts:
+        field, equals, value = text.partition("=")
+        if not equals or not field:
+            raise SegproxError(f"--set takes FIELD=VALUE, such as step_size=0.01, but got {text!r}")
+        pairs[field.strip()] = value.strip()
+    return pairs
+
+
+def check_writable(folder: Path) -> None:
+    """Find out before an attack, not after it, that nothing can be written."""
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say which folder cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise SegproxError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None

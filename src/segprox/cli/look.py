@@ -1,0 +1,166 @@
+"""Commands that only look: check, target, list, attacks show."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from segprox.attacks import ATTACKS, describe, find_attack, make_attack, norms
+from segprox.cli.base import app, out, plain_table, writing_to
+from segprox.data import DATASETS, load_dataset, make_target
+from segprox.data import describe as describe_options
+from segprox.data.targets import shares, write_map
+from segprox.errors import SegproxError
+from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, load_model
+from segprox.naming import describe_fields
+from segprox.report.table import check_table
+from segprox.run import check_model
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Option(help="See: segprox list models.")],
+    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
+    limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
+) -> None:
+    """Look for what would make robustness figures of a model meaningless: a table of green, amber and red.
+
+    Looks at how the model is fed, what it returns, whether it repeats itself, and its gradients. Nothing is attacked.
+    The exit code is 1 if anything is red.
+    """
+    segmenter, data = load_model(model), load_dataset(dataset)
+    samples = [data[i] for i in range(min(limit, len(data)))]
+    with out.status(f"checking {model}"):
+        checks = check_model(segmenter, samples, ignore=data.ignore, num_classes=len(data.classes))
+    out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
+    red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
+    if red:
+        out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.", highlight=False)
+        raise typer.Exit(1)
+    out.print(
+        f"Fit to be evaluated; first look at what is amber ({amber})." if amber else "Fit to be evaluated.",
+        highlight=False,
+    )
+
+
+@app.command()
+def target(
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A class, majority, smooth, erase:CLASS, permute:SEED, permute:1,2,0, or png:FILE.",
+        ),
+    ],
+    out_file: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to write the class numbers.")],
+    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The image to make it for; the first if left out.")
+    ] = None,
+) -> None:
+    """Write the label map that an attack would aim at: class numbers with a palette, and in colours beside it."""
+    if out_file.suffix != ".png":
+        raise SegproxError(f"--out must be a file that ends in .png but is {out_file}")
+    data = load_dataset(dataset)
+    if image is not None and image not in data.names:
+        raise SegproxError(f"there is no image {image!r} in {dataset}; names are such as {data.names[0]!r}")
+    sample = data[0 if image is None else list(data.names).index(image)]
+    labels = make_target(text, data)(sample)
+    with writing_to(out_file.parent):
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        coloured = write_map(labels, data, out_file)
+    out.print(f"[bold]{escape(text)}[/] for {escape(sample.name)}", highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class")
+    table.add_column("pixels", justify="right")
+    for name, share in shares(labels, data.classes).items():
+        table.add_row(name, f"{share:.1%}")
+    out.print(table)
+    out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}", highlight=False)
+
+
+class Listable(StrEnum):
+    """What `segprox list` can list."""
+
+    ATTACKS = "attacks"
+    MODELS = "models"
+    DATASETS = "datasets"
+
+
+@app.command("list")
+def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> None:
+    """List the attacks, models or datasets that can be named in other commands."""
+    {Listable.ATTACKS: _list_attacks, Listable.MODELS: _list_models, Listable.DATASETS: _list_datasets}[what]()
+
+
+def _list_datasets() -> None:
+    table = plain_table("dataset", "what is read", "options")
+    for name, source in sorted(DATASETS.items()):
+        options = (f"{option}={default}".rstrip("=") for option, default in describe_options(source).items())
+        table.add_row(name, source.layout, ", ".join(options))
+    out.print(table)
+    out.print("Name one as in voc:/data/VOCdevkit?split=val&subset=0:50", highlight=False)
+
+
+def _list_models() -> None:
+    table = plain_table("model", "what it is", "install")
+    for name in sorted(MODELS):
+        count = sum(parameter.numel() for parameter in load_model(name).parameters())
+        table.add_row(name, f"embedded, {count:,} parameters", "")
+    for source in SOURCES.values():
+        table.add_row(source.example, source.about, escape(f"segprox[{source.extra}]") if source.extra else "")
+    out.print(table)
+    out.print("The paper's models: " + ", ".join(PAPER_MODELS), highlight=False)
+    out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:", highlight=False)
+    options = plain_table("option", "default", "meaning")
+    for row in describe_fields(ModelOptions()):
+        options.add_row(*row)
+    out.print(options)
+
+
+def _list_attacks() -> None:
+    titles = {
+        "minimal": "Minimal attacks: the smallest perturbation that succeeds",
+        "budget": "Budget attacks: the most damage within epsilon",
+    }
+    for family, title in titles.items():
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for heading in ("attack", "norms", "forwards", "backwards"):
+            table.add_column(heading, justify="right" if heading.endswith("wards") else "left", no_wrap=True)
+        table.add_column("what it does, and its paper", overflow="fold")
+        for name, entry in ATTACKS.items():
+            attack = make_attack(name)
+            if attack.family == family:
+                cost = attack.cost()
+                about = f"{entry.about} [dim]({entry.short_citation})[/]"
+                table.add_row(name, norms(attack), str(cost.forwards), str(cost.backwards), about)
+        out.print(table)
+    out.print("Forwards and backwards: the most that an attack with its default fields asks of the model, per image.")
+    out.print(
+        "bisect:NAME makes a minimal attack of a budget attack. Fields: segprox attacks show NAME", highlight=False
+    )
+
+
+attacks_app = typer.Typer(help="Look closer at an attack.", no_args_is_help=True)
+app.add_typer(attacks_app, name="attacks")
+
+
+@attacks_app.command("show")
+def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list attacks.")]) -> None:
+    """Print an attack's fields with their symbols and defaults, its cost and where it comes from."""
+    entry, attack = find_attack(name), make_attack(name)
+    cost = attack.cost()
+    out.print(f"[bold]{name}[/]: {entry.about}", highlight=False)
+    out.print(f"{entry.citation}", highlight=False, style="dim")
+    out.print(f"{attack.family}; at most {cost.forwards} forwards and {cost.backwards} backwards per image")
+    table = plain_table("field", "default", "meaning")
+    for field in describe(attack):
+        table.add_row(field.name, field.default, field.meaning)
+    out.print(table)
+    out.print(
+        f"Set them with --set FIELD=VALUE, or in Python: segprox.make_attack({name!r}, FIELD=VALUE)", highlight=False
+    )

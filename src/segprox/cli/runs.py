@@ -1,0 +1,390 @@
+"""Evaluations: segprox evaluate, run, spec, runs, verify."""
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import Progress
+
+from segprox.attacks import Progress as Iteration
+from segprox.cli.base import app, assignments, check_writable, out, plain_table, progress_bar
+from segprox.errors import SegproxError
+from segprox.naming import checked
+from segprox.run.engines import Engine, Local, Processes, Ray
+from segprox.run.evaluate import Evaluation, Event, Status, estimate, time_model, validate
+from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Run, Settings, Spec
+from segprox.run.record import Failure, Record
+from segprox.run.store import stores
+from segprox.run.verify import verify_run
+from segprox.run.worker import prepare
+
+FAILED_NORM = 1.0  # what a failed attack counts in medians
+
+
+class EngineName(StrEnum):
+    """Who does the work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class Log(StrEnum):
+    """How progress is told."""
+
+    BAR = "bar"
+    QUIET = "quiet"
+    JSON = "json"
+
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
+SaveOption = Annotated[
+    list[str] | None,
+    typer.Option("--save", help="Keep perturbed images: float (safetensors, lossless), png (8-bit); may be repeated."),
+]
+BudgetOption = Annotated[
+    int | None, typer.Option("--budget", min=1, help="Most forwards plus backwards per image, for any attack.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, ...; with --workers a list such as cuda:0,cuda:1.")]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="bfloat16 or float16 for gradients; successes are verified in float32.")
+]
+EngineOption = Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Processes on this machine, or Ray actors.")]
+AddressOption = Annotated[str | None, typer.Option(help="Of the Ray cluster, such as auto; a new one if left out.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="Of each worker. More change the last digits of results.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Images of one size attacked together: for GPUs.")]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try images that failed before again.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
+LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]
+CompileOption = Annotated[bool, typer.Option("--compile", help="torch.compile the model.")]
+ChannelsLastOption = Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")]
+DeterministicOption = Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """How an evaluation is done; nothing of it changes what comes out."""
+
+    engine: EngineName
+    workers: int
+    address: str | None
+    threads: int
+    devices: Sequence[str]
+    log: Log
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Option(help="See: segprox list models.")],
+    out_dir: OutOption,
+    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "synthetic",
+    attack: Annotated[list[str] | None, typer.Option(help="See: segprox list attacks; may be repeated.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="A class, majority, erase:CLASS, ... (segprox target); may be repeated.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations of every attack.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any other field of every attack.")
+    ] = None,
+    limit: LimitOption = None,
+    threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
+    seed: Annotated[int, typer.Option(help="Of random starts.")] = 0,
+    budget: BudgetOption = None,
+    save: SaveOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    compile_: CompileOption = False,
+    channels_last: ChannelsLastOption = False,
+    deterministic: DeterministicOption = False,
+    engine: EngineOption = EngineName.LOCAL,
+    workers: WorkersOption = 1,
+    address: AddressOption = None,
+    threads: ThreadsOption = 1,
+    batch: BatchOption = 1,
+    retry_failed: RetryOption = False,
+    dry_run: DryOption = False,
+    log: LogOption = Log.BAR,
+) -> None:
+    """Attack a model on a dataset and keep a record of every image. The same command again goes on where it stopped.
+
+    Without --target every pixel is to become wrong; with it, what the target says.
+    """
+    fields: dict[str, Any] = assignments(set_ or [])
+    if steps is not None:
+        fields["steps"] = steps
+    entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["alma-prox"])
+    devices = device.split(",") if device else []
+    options: dict[str, Any] = {"device": devices[0]} if devices else {}
+    options |= {"precision": precision} if precision else {}
+    options |= {"compile": True} if compile_ else {}
+    options |= {"channels_last": True} if channels_last else {}
+    settings = checked(
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget, save=tuple(save or ()),
+        model_options=options,
+    )  # fmt: skip
+    grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
+    torch.use_deterministic_algorithms(deterministic)
+    means = Means(engine, workers, address, threads, devices, log)
+    _carry_out(Evaluation(list(grid.runs(settings)), out_dir, batch, retry_failed), means, dry_run)
+
+
+@app.command()
+def run(
+    spec: Annotated[Path, typer.Argument(help="A YAML file; segprox spec example prints one.")],
+    out_dir: OutOption,
+    limit: LimitOption = None,
+    budget: BudgetOption = None,
+    save: SaveOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = EngineName.LOCAL,
+    workers: WorkersOption = 1,
+    address: AddressOption = None,
+    threads: ThreadsOption = 1,
+    batch: BatchOption = 1,
+    retry_failed: RetryOption = False,
+    dry_run: DryOption = False,
+    log: LogOption = Log.BAR,
+) -> None:
+    """Run a grid of models, datasets, attacks and goals. The same command again goes on where it stopped.
+
+    Everything is checked before anything starts. Options here override the settings of the file.
+    """
+    content = Spec.read(spec)
+    devices = device.split(",") if device else []
+    changes: dict[str, Any] = {"limit": limit, "budget": budget, "save": tuple(save) if save else None}
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
+    if devices:
+        settings = dataclasses.replace(settings, model_options=settings.model_options | {"device": devices[0]})
+    runs = dataclasses.replace(content, settings=settings).runs()
+    means = Means(engine, workers, address, threads, devices, log)
+    _carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
+
+
+@app.command("spec")
+def print_spec(
+    name: Annotated[str, typer.Argument(help="paper: its whole evaluation; example: a small one.")],
+    count: Annotated[bool, typer.Option("--count", help="Say how many runs and queries it has instead.")] = False,
+) -> None:
+    """Print a spec to start from, as in: segprox spec paper > paper.yaml."""
+    file = resources.files("segprox.run") / "specs" / f"{name}.yaml"
+    if not file.is_file():
+        raise SegproxError(f"there is no spec {name!r}; there are: example, paper")
+    text = file.read_text(encoding="utf-8")
+    if not count:
+        print(text, end="")  # as it is: no wrapping, no colours
+        return
+    _print_counts(Spec.read_text(text, name).runs())
+
+
+def _print_counts(runs: Sequence[Run]) -> None:
+    """Numbers that need neither models nor data: of the datasets' official sizes where these are known."""
+    table = plain_table("dataset", "models", "goals", "attacks", "runs", "queries")
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        some = [run for run in runs if run.dataset == dataset]
+        queries = sum(sum(run.attack.make().cost()) for run in some)
+        kinds = [len({getattr(run, name) for run in some}) for name in ("model", "goal")]
+        attacks = len({str(run.attack) for run in some})
+        table.add_row(dataset, *map(str, kinds), str(attacks), str(len(some)), f"{queries:,}")
+    out.print(table)
+    out.print(f"{len(runs)} runs in all. Queries are forwards and backwards, per image.", highlight=False)
+
+
+def _carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
+    torch.set_num_threads(means.threads)
+    validate(evaluation.runs)
+    if dry_run:
+        _print_plan(evaluation)
+        return
+    check_writable(evaluation.out)
+    with _stoppable():
+        _follow(evaluation, means)
+    statuses = evaluation.status()
+    failed = sum(status.failed for status in statuses)
+    if means.log is Log.BAR:
+        out.print(_status_table(statuses))
+    if failed:
+        message = f"{failed} images failed; {evaluation.out}/*/records.jsonl says why, --retry-failed tries them again"
+        _tell(means.log, message, failed=failed)
+        raise typer.Exit(1)
+    _tell(means.log, f"Results are in {evaluation.out.as_posix()}/", out=str(evaluation.out))
+
+
+def _tell(log: Log, message: str, **facts: Any) -> None:
+    if log is Log.JSON:
+        print(json.dumps({"event": "finished", **facts}), flush=True)
+    elif log is Log.BAR:
+        out.print(message, highlight=False)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C: what is known is on the disk already."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        out.print("Interrupted: every finished image is recorded. The same command again goes on.", highlight=False)
+        raise
+    except OSError as error:
+        raise SegproxError(
+            f"cannot write: {error.strerror}; every finished image is recorded, and the same command again goes on"
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _engine(means: Means, bar: Progress, task: Any) -> Engine:
+    if means.engine is EngineName.RAY:
+        return Ray(means.workers, means.address, 1.0 if torch.cuda.is_available() else 0.0, means.threads)
+    if means.workers > 1:
+        return Processes(means.workers, means.devices, means.threads)
+
+    def show(iteration: Iteration) -> None:
+        apsr, norm = iteration.apsr.max().item(), iteration.norm.min().item()
+        bar.update(task, description=f"step {iteration.iteration}, norm {norm * 255:.2f}/255, APSR {apsr:.1%}")
+
+    return Local(means.threads, show if means.log is Log.BAR else None)
+
+
+def _follow(evaluation: Evaluation, means: Means) -> None:
+    """Do it, and tell how far it is."""
+    statuses = evaluation.status()
+    total, done = sum(status.total for status in statuses), sum(len(status.records) for status in statuses)
+    if done and means.log is Log.BAR:
+        out.print(f"{done} of {total} images are done already.", highlight=False)
+    with progress_bar("images", disable=means.log is not Log.BAR) as bar:
+        overall = bar.add_task("all runs", total=total, completed=done)
+        current = bar.add_task("", total=None, visible=means.workers == 1 and means.engine is EngineName.LOCAL)
+        for event in evaluation.go(_engine(means, bar, current)):
+            bar.advance(overall)
+            _report(event, means.log, bar)
+
+
+def _report(event: Event, log: Log, bar: Progress) -> None:
+    status, record = event
+    if log is Log.JSON:
+        facts: dict[str, Any] = {
+            "event": "image",
+            "run": status.run.folder,
+            "image": record.image,
+            "status": record.status,
+        }
+        if isinstance(record, Record):
+            facts |= {"linf": record.found.linf, "apsr": record.found.apsr, "success": record.found.success}
+        else:
+            facts |= {"reason": record.reason}
+        print(json.dumps({**facts, "time": time.time()}), flush=True)
+    elif log is Log.BAR:
+        if isinstance(record, Failure):
+            bar.console.print(f"{record.image} failed: {record.reason}", highlight=False, markup=False, style="red")
+        if len(status.records) == status.total:
+            bar.console.print(f"{status.run.title}: {_summary(status)}", highlight=False, markup=False)
+
+
+def _norms(status: Status) -> list[float]:
+    return [
+        record.found.linf if record.found.success else FAILED_NORM
+        for record in status.records.values()
+        if isinstance(record, Record)
+    ]
+
+
+def _summary(status: Status) -> str:
+    norms = _norms(status)
+    broken = sum(isinstance(record, Record) and record.found.success for record in status.records.values())
+    middle = f"median linf x 255 {median(norms) * 255:.2f}, " if norms else ""
+    return f"{middle}{broken} of {len(norms)} broken" + (f", {status.failed} failed" if status.failed else "")
+
+
+def _status_table(statuses: Sequence[Status]) -> Any:
+    table = plain_table("model", "dataset", "attack", "goal", "images", "failed", "linf", "broken")
+    table.caption = "linf: median x 255, an image that was not broken counting as 255"
+    table.caption_justify = "left"
+    for status in statuses:
+        run, norms = status.run, _norms(status)
+        broken = sum(isinstance(record, Record) and record.found.success for record in status.records.values())
+        table.add_row(
+            run.model, run.dataset, str(run.attack), run.goal, f"{len(status.records)}/{status.total}",
+            str(status.failed), f"{median(norms) * 255:.2f}" if norms else "-", f"{broken}/{len(norms)}",
+        )  # fmt: skip
+    return table
+
+
+def _print_plan(evaluation: Evaluation) -> None:
+    statuses = evaluation.status()
+    timed: dict[str, tuple[float, float]] = {}
+    for status in statuses:
+        name = f"{status.run.model} {status.run.dataset}"
+        if name not in timed:
+            timed[name] = time_model(prepare(status.run))
+    table = plain_table("model", "dataset", "attack", "goal", "images left", "forwards", "backwards", "at most")
+    estimates = [estimate(status, timed) for status in statuses]
+    for found in estimates:
+        run, seconds = found.run, found.seconds or 0.0
+        table.add_row(
+            run.model, run.dataset, str(run.attack), run.goal, str(found.images), f"{found.forwards:,}",
+            f"{found.backwards:,}", str(timedelta(seconds=round(seconds))),
+        )  # fmt: skip
+    out.print(table)
+    whole = timedelta(seconds=round(sum(found.seconds or 0.0 for found in estimates)))
+    images, queries = sum(e.images for e in estimates), sum(e.forwards + e.backwards for e in estimates)
+    out.print(
+        f"{len(estimates)} runs, {images} images, {queries:,} forwards and backwards: at most {whole} with one worker, "
+        "by one timed image per model and dataset. Nothing was attacked.",
+        highlight=False,
+    )
+
+
+@app.command("runs")
+def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run wrote to.")]) -> None:
+    """List the runs in a folder: how far each is, and what it found."""
+    statuses = []
+    for store in stores(folder):
+        wanted = store.run.settings.limit or store.header["images"]
+        statuses.append(Status(store.run, store, min(wanted, store.header["images"]), store.latest()))
+    out.print(_status_table(statuses))
+    for status in statuses:
+        if status.store.locked:
+            out.print(f"{status.run.title}: being written to", highlight=False)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="What evaluate or run wrote to.")],
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """Read the saved images again, ask the model again, and compare with the records."""
+    torch.set_num_threads(1)
+    table = plain_table("run", "images", "saved as", "median linf x 255", "broken", "agree")
+    disagree = 0
+    for store in stores(folder):
+        for found in verify_run(store, device):
+            disagree += found.images - found.agree
+            table.add_row(
+                store.run.title, str(found.images), found.kind, f"{found.median_linf * 255:.3f}", str(found.broken),
+                f"{found.agree}/{found.images}",
+            )  # fmt: skip
+    if not table.rows:
+        raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
+    out.print(table)
+    if disagree:
+        out.print(f"{disagree} saved images are not what their records say.", highlight=False)
+        raise typer.Exit(1)

@@ -1,0 +1,204 @@
+"""Who does the tasks: this process, several processes, or actors of a Ray cluster. The results are the same."""
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from segprox.attacks import Callback
+from segprox.errors import SegproxError
+from segprox.optional import require
+from segprox.run.record import Failure, digest
+from segprox.run.worker import Result, Task, Worker, open_dataset
+
+ATTEMPTS = 3  # after which an image that kills its workers is recorded as failed
+
+
+class Done(NamedTuple):
+    """A task and what came of it."""
+
+    task: Task
+    results: list[Result]
+
+
+Engine = Callable[[Sequence[Task]], Iterator[Done]]
+
+
+@dataclass(frozen=True)
+class Local:
+    """This process."""
+
+    threads: int | None = 1
+    callback: Callback | None = None
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """Do the tasks in order; the next one's images are read meanwhile."""
+        worker = Worker(self.threads)
+        for i, task in enumerate(tasks):
+            if i + 1 < len(tasks):
+                worker.read_ahead(tasks[i + 1])
+            yield Done(task, worker.work(task, self.callback))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Several processes of this machine, each with a device of its own if there are several."""
+
+    count: int
+    devices: Sequence[str] = ()
+    threads: int | None = 1
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """Whoever is free does the next task. One that dies is replaced and its task done again."""
+        queue = deque((task, 1) for task in tasks)
+        hands = [_Hand(self._device(i), self.threads) for i in range(min(self.count, len(tasks)))]
+        try:
+            while queue or any(hand.busy for hand in hands):
+                for hand in hands:
+                    if queue and not hand.busy:
+                        hand.give(*queue.popleft())
+                for hand in _ready(hands):
+                    task, attempt = hand.holds()
+                    answer = hand.take()
+                    if isinstance(answer, list):
+                        yield Done(task, answer)
+                    elif isinstance(answer, Exception):
+                        raise answer
+                    elif attempt < ATTEMPTS:
+                        queue.appendleft((task, attempt + 1))
+                    else:
+                        yield Done(task, died(task))
+        finally:
+            for hand in hands:
+                hand.stop()
+
+    def _device(self, i: int) -> str | None:
+        return self.devices[i % len(self.devices)] if self.devices else None
+
+
+class _Hand:
+    """A process that works, and what it is working on."""
+
+    def __init__(self, device: str | None, threads: int | None) -> None:
+        self.device, self.threads = device, threads
+        self.task: tuple[Task, int] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        # A fresh interpreter: a forked one would inherit torch's threads in an unknown state.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, self.threads), daemon=True)
+        self.process.start()
+        theirs.close()  # so that our end notices when the process is gone
+
+    @property
+    def busy(self) -> bool:
+        return self.task is not None
+
+    def holds(self) -> tuple[Task, int]:
+        assert self.task is not None
+        return self.task
+
+    def give(self, task: Task, attempt: int) -> None:
+        self.task = (task, attempt)
+        with suppress(OSError):  # it died while it was idle; `take` will notice
+            self.pipe.send(task._replace(device=self.device))
+
+    def take(self) -> list[Result] | Exception | None:
+        """Results, what made the run itself impossible, or None if the process died."""
+        self.task = None
+        try:
+            answer: list[Result] | Exception = self.pipe.recv()
+        except (EOFError, OSError):
+            self.stop()
+            self._start()
+            return None
+        return answer
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join(5)
+        self.pipe.close()
+
+
+def _ready(hands: Iterable[_Hand]) -> list[_Hand]:
+    busy = {hand.pipe: hand for hand in hands if hand.busy}
+    return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+
+def _serve(pipe: Connection, threads: int | None) -> None:
+    """The life of a process: until the other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    worker = Worker(threads)
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Any = worker.work(task)
+        except SegproxError as error:  # about the run itself
+            answer = error
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def died(task: Task) -> list[Result]:
+    """What is recorded of images whose worker died again and again."""
+    names = open_dataset(task.run.dataset).names
+    reason = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
+    return [
+        Result(names[i], Failure(key=digest(names[i], reason), image=names[i], reason=reason)) for i in task.indices
+    ]
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Actors of a Ray cluster: one per device, wherever it is."""
+
+    count: int
+    address: str | None = None
+    gpus: float = 0.0  # of each actor
+    threads: int | None = 1
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """Whoever is free does the next task. An actor that dies is replaced and its task done again."""
+        ray: Any = require("ray", "ray")
+        ours = not ray.is_initialized()
+        if ours:
+            ray.init(address=self.address, logging_level="warning", log_to_driver=False, include_dashboard=False)
+        make = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0)(Worker).remote
+        queue = deque((task, 1) for task in tasks)
+        free = [make(self.threads) for _ in range(min(self.count, len(tasks)))]
+        under_way: dict[Any, tuple[Any, Task, int]] = {}
+        try:
+            while queue or under_way:
+                while queue and free:
+                    actor, (task, attempt) = free.pop(), queue.popleft()
+                    under_way[actor.work.remote(task)] = (actor, task, attempt)
+                (ready,), _ = ray.wait(list(under_way))
+                actor, task, attempt = under_way.pop(ready)
+                try:
+                    results = ray.get(ready)
+                except ray.exceptions.RayActorError:
+                    free.append(make(self.threads))
+                    if attempt < ATTEMPTS:
+                        queue.appendleft((task, attempt + 1))
+                    else:
+                        yield Done(task, died(task))
+                    continue
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                free.append(actor)
+                yield Done(task, results)
+        finally:
+            if ours:
+                ray.shutdown()

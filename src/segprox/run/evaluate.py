@@ -1,0 +1,216 @@
+"""From runs to records: what is missing is done, what is there is kept."""
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from segprox.errors import SegproxError
+from segprox.run.engines import Engine
+from segprox.run.plan import Run, check_runs
+from segprox.run.record import Failure, Record
+from segprox.run.store import Store
+from segprox.run.worker import Prepared, Task, open_dataset, prepare, prepare_model
+
+
+class Status(NamedTuple):
+    """How far a run is."""
+
+    run: Run
+    store: Store
+    total: int  # images that are wanted
+    records: dict[str, Record | Failure]  # of these, by name
+
+    @property
+    def done(self) -> int:
+        """Images with a record."""
+        return sum(isinstance(record, Record) for record in self.records.values())
+
+    @property
+    def failed(self) -> int:
+        """Images that could not be attacked."""
+        return len(self.records) - self.done
+
+
+class Event(NamedTuple):
+    """A record that has just been written."""
+
+    status: Status  # of its run, with it
+    record: Record | Failure
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Runs and where their records go.
+
+    Args:
+        runs: what to run.
+        out: the folder that holds a folder per run.
+        batch: images attacked together, if they have one size.
+        retry_failed: whether images that failed are tried again.
+    """
+
+    runs: Sequence[Run]
+    out: Path
+    batch: int = 1
+    retry_failed: bool = False
+
+    def status(self) -> list[Status]:
+        """How far each run is."""
+        found = []
+        for run in self.runs:
+            names = _names(run)
+            store = Store(self.out / run.folder)
+            records = {name: record for name, record in store.latest().items() if name in set(names)}
+            found.append(Status(run, store, len(names), records))
+        return found
+
+    def go(self, engine: Engine) -> Iterator[Event]:
+        """Do what is missing. Each record is on the disk before its event is given out."""
+        with ExitStack() as locks:
+            statuses = {}
+            for status in self.status():
+                locks.enter_context(status.store)
+                statuses[status.run.folder] = status
+            tasks = [task for status in statuses.values() for task in self._tasks(status)]
+            started: set[str] = set()
+            for task, results in engine(tasks):
+                status = statuses[task.run.folder]
+                if task.run.folder not in started:
+                    status.store.start(task.run, about(task.run))
+                    started.add(task.run.folder)
+                for name, record, files in results:
+                    if record is not None:
+                        status.store.append(record, files)
+                        status.records[name] = record
+                        yield Event(status, record)
+
+    def _tasks(self, status: Status) -> Iterator[Task]:
+        """Images without a record first need one; those with one are looked at, in case they have changed."""
+        names = _names(status.run)
+        known = {
+            name: record.key
+            for name, record in status.records.items()
+            if isinstance(record, Record) or not self.retry_failed
+        }
+        for start in range(0, len(names), self.batch):
+            indices = tuple(range(start, min(start + self.batch, len(names))))
+            yield Task(status.run, indices, {names[i]: known[names[i]] for i in indices if names[i] in known})
+
+
+def _names(run: Run) -> list[str]:
+    return list(open_dataset(run.dataset).names[: run.settings.limit])
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a report and a reader of a run's folder need to know besides the run itself."""
+    data = open_dataset(run.dataset)
+    cost = run.attack.make().cost()
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "classes": list(data.classes),
+        "palette": [list(colour) for colour in data.palette],
+        "labels": "true" if data.labelled else "the model's own clean prediction",
+        "images": len(data),
+        "norm": run.attack.make().norm,
+        "cost": {"forwards": cost.forwards, "backwards": cost.backwards},
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def validate(runs: Sequence[Run]) -> None:
+    """Refuse runs that cannot work, all reasons at once: names, files, attacks, goals, numbers of classes.
+
+    Every model and dataset is loaded; nothing is attacked.
+    """
+    problems = check_runs(runs)
+    checks: dict[tuple[str, ...], Callable[[], object]] = {}
+    for run in runs:
+        checks[run.dataset,] = partial(open_dataset, run.dataset)
+        checks[run.model,] = partial(prepare_model, run)
+    problems += _failures(checks.values())
+    if not problems:
+        pairs = {(run.model, run.dataset, run.goal): partial(_check_pair, run) for run in runs}
+        problems = _failures(pairs.values())
+    if problems:
+        raise SegproxError("; ".join(dict.fromkeys(problems)))
+
+
+def _failures(checks: Iterable[Callable[[], object]]) -> list[str]:
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except SegproxError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _check_pair(run: Run) -> None:
+    """Whether a model, a dataset and a goal go together."""
+    prepared = prepare(run)
+    try:
+        sample = prepared.data[0]
+    except SegproxError:
+        return  # an unreadable image is recorded when its turn comes
+    with torch.no_grad():
+        outputs = prepared.model.full_precision(sample.image[None].to(prepared.model.device)).shape[1]
+    if len(prepared.data.classes) > outputs:
+        raise SegproxError(
+            f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(prepared.data.classes)}"
+        )
+
+
+class Estimate(NamedTuple):
+    """What a run will take."""
+
+    run: Run
+    images: int
+    forwards: int
+    backwards: int
+    seconds: float | None  # None if there is nothing to time
+
+
+def estimate(status: Status, timed: Mapping[str, tuple[float, float]]) -> Estimate:
+    """The most that is left of a run, by its model's seconds of a forward and of a backward."""
+    images = status.total - len(status.records)
+    cost, limit = status.run.attack.make().cost(), status.run.settings.budget
+    forwards, backwards = cost.forwards * images, cost.backwards * images
+    if limit is not None and cost.forwards + cost.backwards > limit:
+        share = limit / (cost.forwards + cost.backwards)
+        forwards, backwards = round(forwards * share), round(backwards * share)
+    times = timed.get(f"{status.run.model} {status.run.dataset}")
+    seconds = None if times is None else forwards * times[0] + backwards * times[1]
+    return Estimate(status.run, images, forwards, backwards, seconds)
+
+
+def time_model(prepared: Prepared) -> tuple[float, float]:
+    """Seconds of a forward and of a backward on the first image of a dataset, after one to warm up."""
+    sample, model = prepared.data[0], prepared.model
+    images = sample.image[None].to(model.device).requires_grad_()
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        logits = model.logits(images)
+        middle = time.perf_counter()
+        torch.autograd.grad(logits.sum(), images)
+        times.append((middle - start, time.perf_counter() - middle))
+    return times[-1]

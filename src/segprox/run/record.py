@@ -1,0 +1,114 @@
+"""One image's line in a store: everything that tables, curves and pages are made from, later, without a model."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+FIELDS = ConfigDict(extra="forbid")
+TIMES = ("seconds",)  # what may differ between two runs of the same thing
+
+
+class ClassCounts(NamedTuple):
+    """Pixels of each class, `[K]`: see `segprox.counts`."""
+
+    tp: list[int]
+    fp: list[int]
+    fn: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Score:
+    """What a perturbed image is worth, as it is (`float`), in 8 bits, or in a file that was read again."""
+
+    linf: float
+    l2: float
+    l1: float
+    apsr: float
+    success: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Saved:
+    """A perturbed image on disk, and what is actually in it."""
+
+    file: str  # relative to the run's folder
+    score: Score
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Record:
+    """What one attack did to one image, or why it did nothing."""
+
+    key: str  # of everything that determines the result
+    image: str  # its name
+    image_hash: str
+    height: int
+    width: int
+    labels: Literal["true", "model"]  # whether the labels are the model's own clean prediction
+    counted: int  # pixels
+    clean_apsr: float  # the share of counted pixels that are as the attack wants them before it
+    clean_accuracy: float  # with respect to the labels
+    accuracy: float  # after the attack
+    norm: float  # in the attack's norm
+    found: Score  # the perturbed image
+    rounded: Score  # the same in 8 bits
+    forwards: int
+    backwards: int
+    clean_counts: ClassCounts
+    counts: ClassCounts
+    saved: dict[str, Saved]  # by format: float, png
+    seconds: float
+    status: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Failure:
+    """An image that could not be attacked."""
+
+    key: str
+    image: str
+    reason: str
+    status: Literal["failed"] = "failed"
+
+
+_LINES: TypeAdapter[Record | Failure] = TypeAdapter(Record | Failure)
+
+
+def to_line(record: Record | Failure) -> str:
+    """A line of JSON, without the line's end."""
+    return json.dumps(_LINES.dump_python(record, mode="json"), separators=(",", ":"))
+
+
+def from_line(line: str) -> Record | Failure:
+    """What `to_line` wrote; a ValueError if it is anything else."""
+    return _LINES.validate_json(line)
+
+
+def same(first: Record | Failure, second: Record | Failure) -> bool:
+    """Whether two records agree but for the time they took."""
+    one, other = (_LINES.dump_python(record, mode="json") for record in (first, second))
+    return all(one.get(name) == other.get(name) for name in {*one, *other} - set(TIMES))
+
+
+def digest(*parts: Any) -> str:
+    """A short hash of tensors and plain data."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, Tensor):
+            state.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            state.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            state.update(json.dumps(part, sort_keys=True, default=str).encode())
+    return state.hexdigest()
+
+
+def weights_digest(model: nn.Module, described: Mapping[str, Any]) -> str:
+    """A hash of a network's weights and of how it is fed."""
+    state = sorted(model.state_dict().items())
+    return digest(dict(described), *(part for name, value in state for part in (name, value)))

@@ -1,0 +1,176 @@
+"""A folder that survives anything: what was run once, and a line per image, synced before the next begins."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import segprox
+from segprox.errors import SegproxError
+from segprox.run.plan import Run
+from segprox.run.record import Failure, Record, from_line, to_line
+
+FORMAT = 1  # of the folder; a change that older readers misunderstand raises it
+HEADER, RECORDS, LOCK, IMAGES = "run.json", "records.jsonl", "lock", "images"
+
+
+class Store:
+    """The records of one run.
+
+    Reading needs nothing else. Writing needs the lock, which `with` takes: a second writer is refused.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: IO[str] | None = None
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What was run, where, and with what."""
+        try:
+            content: dict[str, Any] = json.loads((self.folder / HEADER).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SegproxError(f"{self.folder} is not the folder of a run: it has no {HEADER}") from None
+        except ValueError:
+            raise SegproxError(f"{self.folder / HEADER} is damaged: it is not JSON") from None
+        if content.get("format") != FORMAT:
+            raise SegproxError(
+                f"{self.folder} was written by segprox {content.get('segprox')} in format {content.get('format')}, "
+                f"but this is {segprox.__version__}, which knows format {FORMAT} only; use another folder"
+            )
+        return content
+
+    @property
+    def run(self) -> Run:
+        """What was run."""
+        try:
+            return TypeAdapter(Run).validate_python(self.header["run"])
+        except (KeyError, ValidationError):
+            raise SegproxError(f"{self.folder / HEADER} is damaged: it does not describe a run") from None
+
+    def records(self) -> Iterator[Record | Failure]:
+        """The lines, oldest first. A torn last line, left by a crash, does not count."""
+        path = self.folder / RECORDS
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith("\n"):
+                    return
+                try:
+                    yield from_line(line)
+                except ValueError:
+                    raise SegproxError(f"line {number} of {path} is damaged; remove it to have it done again") from None
+
+    def latest(self) -> dict[str, Record | Failure]:
+        """The last line of each image, by its name: what counts."""
+        return {record.image: record for record in self.records()}
+
+    @property
+    def locked(self) -> bool:
+        """Whether some process is writing."""
+        try:
+            with (self.folder / LOCK).open("r") as lock:
+                return not _try_lock(lock)
+        except FileNotFoundError:
+            return False
+
+    def __enter__(self) -> "Store":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = (self.folder / LOCK).open("a+")
+        if not _try_lock(lock):
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise SegproxError(f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it")
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+        self._cut_torn_line()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        assert self._lock is not None
+        self._lock.close()  # which releases it
+        self._lock = None
+
+    def start(self, run: Run, about: Mapping[str, Any]) -> None:
+        """Say what is run, once; going on later keeps the first description."""
+        if (self.folder / HEADER).exists():
+            _ = self.header  # refuses another format
+            return
+        content = {"format": FORMAT, "segprox": segprox.__version__, "run": _plain(run), **about}
+        _write(self.folder / HEADER, json.dumps(content, indent=1).encode())
+
+    def append(self, record: Record | Failure, files: Mapping[str, bytes] | None = None) -> None:
+        """Write a record, and before it the files it names; when this returns, both are on the disk."""
+        assert self._lock is not None, "a store is written within `with`"
+        for name, content in (files or {}).items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, content)
+        path = self.folder / RECORDS
+        with path.open("ab") as lines:
+            before = lines.tell()
+            try:
+                lines.write(to_line(record).encode() + b"\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+            except OSError:
+                os.truncate(path, before)  # a disk that filled up half-way
+                raise
+
+    def _cut_torn_line(self) -> None:
+        path = self.folder / RECORDS
+        if not path.exists():
+            return
+        with path.open("rb+") as lines:
+            content = lines.read()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                lines.truncate(whole)
+
+
+def stores(folder: Path) -> list[Store]:
+    """The runs in a folder, or the one that it is."""
+    if (folder / HEADER).is_file():
+        return [Store(folder)]
+    found = [Store(path.parent) for path in sorted(folder.glob(f"*/{HEADER}"))]
+    if not found:
+        raise SegproxError(f"there are no runs in {folder}; segprox evaluate and segprox run write some")
+    return found
+
+
+def _plain(run: Run) -> Any:
+    return TypeAdapter(Run).dump_python(run, mode="json")
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
