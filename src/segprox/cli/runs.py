@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -215,7 +216,7 @@ def _carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
     statuses = evaluation.status()
     failed = sum(status.failed for status in statuses)
     if means.log is Log.BAR:
-        out.print(_status_table(statuses))
+        _print_statuses(statuses)
     if failed:
         message = f"{failed} images failed; {evaluation.out}/*/records.jsonl says why, --retry-failed tries them again"
         _tell(means.log, message, failed=failed)
@@ -314,18 +315,29 @@ def _summary(status: Status) -> str:
     return f"{middle}{broken} of {len(norms)} broken" + (f", {status.failed} failed" if status.failed else "")
 
 
-def _status_table(statuses: Sequence[Status]) -> Any:
-    table = plain_table("model", "dataset", "attack", "goal", "images", "failed", "linf", "broken")
-    table.caption = "linf: median x 255, an image that was not broken counting as 255"
-    table.caption_justify = "left"
+def _print_statuses(statuses: Sequence[Status]) -> None:
+    rows = []
     for status in statuses:
-        run, norms = status.run, _norms(status)
+        norms = _norms(status)
         broken = sum(isinstance(record, Record) and record.found.success for record in status.records.values())
-        table.add_row(
-            run.model, run.dataset, str(run.attack), run.goal, f"{len(status.records)}/{status.total}",
-            str(status.failed), f"{median(norms) * 255:.2f}" if norms else "-", f"{broken}/{len(norms)}",
-        )  # fmt: skip
-    return table
+        middle = f"{median(norms) * 255:.2f}" if norms else "-"
+        images, failed = f"{len(status.records)}/{status.total}", str(status.failed)
+        rows.append((status.run, (images, failed, middle, f"{broken}/{len(norms)}")))
+    _print_runs(rows, "images", "failed", "linf x 255", "broken")
+    out.print("linf x 255 is the median; an image that was not broken counts as 255.", highlight=False, style="dim")
+
+
+def _print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:
+    """A table for each model and dataset, a line for each attack and goal."""
+    for place, some in groupby(rows, key=lambda row: f"{row[0].model} on {row[0].dataset}"):
+        out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
+        table = plain_table("attack")
+        table.add_column("goal", no_wrap=True)
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for run, cells in some:
+            table.add_row(str(run.attack), run.goal, *cells)
+        out.print(table)
 
 
 def _print_plan(evaluation: Evaluation) -> None:
@@ -335,15 +347,12 @@ def _print_plan(evaluation: Evaluation) -> None:
         name = f"{status.run.model} {status.run.dataset}"
         if name not in timed:
             timed[name] = time_model(prepare(status.run))
-    table = plain_table("model", "dataset", "attack", "goal", "images left", "forwards", "backwards", "at most")
     estimates = [estimate(status, timed) for status in statuses]
+    rows = []
     for found in estimates:
-        run, seconds = found.run, found.seconds or 0.0
-        table.add_row(
-            run.model, run.dataset, str(run.attack), run.goal, str(found.images), f"{found.forwards:,}",
-            f"{found.backwards:,}", str(timedelta(seconds=round(seconds))),
-        )  # fmt: skip
-    out.print(table)
+        longest = str(timedelta(seconds=round(found.seconds or 0.0)))
+        rows.append((found.run, (str(found.images), f"{found.forwards:,}", f"{found.backwards:,}", longest)))
+    _print_runs(rows, "left", "forwards", "backwards", "at most")
     whole = timedelta(seconds=round(sum(found.seconds or 0.0 for found in estimates)))
     images, queries = sum(e.images for e in estimates), sum(e.forwards + e.backwards for e in estimates)
     out.print(
@@ -360,7 +369,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
     for store in stores(folder):
         wanted = store.run.settings.limit or store.header["images"]
         statuses.append(Status(store.run, store, min(wanted, store.header["images"]), store.latest()))
-    out.print(_status_table(statuses))
+    _print_statuses(statuses)
     for status in statuses:
         if status.store.locked:
             out.print(f"{status.run.title}: being written to", highlight=False)
@@ -373,18 +382,15 @@ def verify(
 ) -> None:
     """Read the saved images again, ask the model again, and compare with the records."""
     torch.set_num_threads(1)
-    table = plain_table("run", "images", "saved as", "median linf x 255", "broken", "agree")
-    disagree = 0
+    rows, disagree = [], 0
     for store in stores(folder):
         for found in verify_run(store, device):
             disagree += found.images - found.agree
-            table.add_row(
-                store.run.title, str(found.images), found.kind, f"{found.median_linf * 255:.3f}", str(found.broken),
-                f"{found.agree}/{found.images}",
-            )  # fmt: skip
-    if not table.rows:
+            norm, agree = f"{found.median_linf * 255:.3f}", f"{found.agree}/{found.images}"
+            rows.append((store.run, (found.kind, norm, f"{found.broken}/{found.images}", agree)))
+    if not rows:
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
-    out.print(table)
+    _print_runs(rows, "saved as", "linf x 255", "broken", "agree")
     if disagree:
         out.print(f"{disagree} saved images are not what their records say.", highlight=False)
         raise typer.Exit(1)
