@@ -53,7 +53,9 @@ OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; 
 LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
 SaveOption = Annotated[
     list[str] | None,
-    typer.Option("--save", help="Keep perturbed images: float (safetensors, lossless), png (8-bit); may be repeated."),
+    typer.Option(
+        "--save", help="Keep float (safetensors, lossless), png (8-bit), preview (small pictures; the default); repeat."
+    ),
 ]
 BudgetOption = Annotated[
     int | None, typer.Option("--budget", min=1, help="Most forwards plus backwards per image, for any attack.")
@@ -133,7 +135,7 @@ def evaluate(
     options |= {"compile": True} if compile_ else {}
     options |= {"channels_last": True} if channels_last else {}
     settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget, save=tuple(save or ()),
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget, save=tuple(save or ["preview"]),
         model_options=options,
     )  # fmt: skip
     grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))

@@ -17,7 +17,7 @@ from segprox.run.record import digest
 
 FIELDS = ConfigDict(extra="forbid")
 UNTARGETED = "untargeted"
-SaveFormat = Literal["float", "png"]
+SaveFormat = Literal["float", "png", "preview"]
 
 
 def _entry(value: Any) -> Any:
@@ -48,7 +48,7 @@ class Settings:
     threshold: Annotated[float, Field(gt=0, le=1, description="share of pixels that makes a success")] = 0.99
     seed: Annotated[int, Field(description="of random starts")] = 0
     budget: Annotated[int | None, Field(ge=1, description="most forwards plus backwards per image")] = None
-    save: Annotated[tuple[SaveFormat, ...], Field(description="formats in which to keep perturbed images")] = ()
+    save: Annotated[tuple[SaveFormat, ...], Field(description="what to keep of perturbed images")] = ("preview",)
     model_options: Annotated[dict[str, Any], Field(description="options of every model, such as device")] = (
         dataclasses.field(default_factory=dict)
     )

@@ -63,6 +63,7 @@ class Record:
     clean_counts: ClassCounts
     counts: ClassCounts
     saved: dict[str, Saved]  # by format: float, png
+    preview: str | None = None  # file of small pictures: see `segprox.run.preview`
     seconds: float
     status: Literal["done"] = "done"
 

@@ -23,6 +23,7 @@ from segprox.models import Segmenter, load_model
 from segprox.norms import distance
 from segprox.problem import Problem, predictions
 from segprox.run.plan import UNTARGETED, Run
+from segprox.run.preview import Part, encode_preview
 from segprox.run.record import ClassCounts, Failure, Record, Saved, Score, digest, weights_digest
 
 MODELS_KEPT = 1  # loaded at a time: a GPU may not hold two
@@ -206,6 +207,11 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             )
             for kind, content in files.items()
         }
+        contents = {saved[kind].file: content for kind, content in files.items()}
+        preview = None
+        if "preview" in prepared.run.settings.save:
+            preview = f"previews/{_file_name(job)}.zip"
+            contents[preview] = _preview(prepared, job, image, logits)
         clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))
         record = Record(
             key=job.key,
@@ -226,9 +232,10 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             clean_counts=clean_counts,
             counts=counts,
             saved=saved,
+            preview=preview,
             seconds=found.seconds / len(jobs),
         )
-        yield Result(job.sample.name, record, {saved[kind].file: content for kind, content in files.items()})
+        yield Result(job.sample.name, record, contents)
 
 
 def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Score, Tensor]:
@@ -238,6 +245,16 @@ def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Scor
     apsr, difference = problem.apsr(logits), image - problem.images
     linf, l2, l1 = (distance(difference, norm).item() for norm in ("linf", "l2", "l1"))
     return Score(linf=linf, l2=l2, l1=l1, apsr=apsr.item(), success=bool(problem.succeeded(apsr))), logits
+
+
+def _preview(prepared: Prepared, job: _Job, image: Tensor, logits: Tensor) -> bytes:
+    wanted = job.sample.label if prepared.target is None else torch.where(job.problem.mask, job.problem.labels, -1)[0]
+    maps: dict[Part, Tensor] = {
+        "label": wanted,
+        "clean": predictions(job.clean)[0],
+        "prediction": predictions(logits)[0],
+    }
+    return encode_preview(job.problem.images[0], image[0], maps, prepared.data.palette, logits.shape[1])
 
 
 def _counts(job: _Job, ignore: tuple[int, ...], logits: Tensor) -> ClassCounts:

@@ -1,0 +1,66 @@
+"""What stores hold, ready for tables, figures and pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segprox.counts import Counts
+from segprox.run.plan import Run
+from segprox.run.record import Failure, Record
+from segprox.run.store import Store, stores
+
+FAILED_NORM = 1.0  # the paper counts an attack that does not succeed as a perturbation of 255/255
+
+
+@dataclass(frozen=True, eq=False)
+class RunResults:
+    """One run: what was run, its records by image name in order, and the images that could not be attacked."""
+
+    folder: Path
+    run: Run
+    header: dict[str, Any]  # classes, palette, norm, cost, environment, ...
+    records: tuple[Record, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; numbers where the dataset has none."""
+        known = tuple(self.header.get("classes") or ())
+        count = len(self.records[0].counts.tp) if self.records else 0
+        return known or tuple(str(k) for k in range(count))
+
+    @cached_property
+    def norms(self) -> NDArray[np.float64]:
+        """The linf norm of each record, 1 where the attack did not succeed."""
+        return np.array([r.found.linf if r.found.success else FAILED_NORM for r in self.records], dtype=np.float64)
+
+    @cached_property
+    def success(self) -> NDArray[np.bool_]:
+        """Which images were broken."""
+        return np.array([record.found.success for record in self.records], dtype=bool)
+
+    def counts(self, clean: bool = False) -> Counts:
+        """Pixels per class, `[images, classes]`, after the attack or before it."""
+        chosen = [record.clean_counts if clean else record.counts for record in self.records]
+        return Counts(*(np.array([getattr(c, name) for c in chosen], dtype=np.int64) for name in ("tp", "fp", "fn")))
+
+
+def load_results(folders: Sequence[Path]) -> list[RunResults]:
+    """All runs in these folders, each a run or a folder of runs."""
+    return [_load(store) for folder in folders for store in stores(folder)]
+
+
+def _load(store: Store) -> RunResults:
+    latest = sorted(store.latest().values(), key=lambda record: record.image)
+    return RunResults(
+        folder=store.folder,
+        run=store.run,
+        header=store.header,
+        records=tuple(record for record in latest if isinstance(record, Record)),
+        failures=tuple(record for record in latest if isinstance(record, Failure)),
+    )
