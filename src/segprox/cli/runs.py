@@ -135,8 +135,8 @@ def evaluate(
     options |= {"compile": True} if compile_ else {}
     options |= {"channels_last": True} if channels_last else {}
     settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget, save=tuple(save or ["preview"]),
-        model_options=options,
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget,
+        save=tuple(save or ["preview"]), model_options=options,
     )  # fmt: skip
     grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
     torch.use_deterministic_algorithms(deterministic)

@@ -1,4 +1,4 @@
-"""Small pictures of an attack on one image, for people to look at later: a zip of six files, a few tens of kilobytes."""
+"""Small pictures of an attack on one image, for people to look at later: a zip of six files."""
 
 import io
 import zipfile
