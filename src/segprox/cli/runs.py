@@ -19,6 +19,7 @@ import torch
 import typer
 from rich.progress import Progress
 
+from segprox.attacks import Callback
 from segprox.attacks import Progress as Iteration
 from segprox.cli.base import app, assignments, check_writable, out, plain_table, progress_bar
 from segprox.errors import SegproxError
@@ -254,30 +255,32 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _engine(means: Means, bar: Progress, task: Any) -> Engine:
+def _engine(means: Means, show: Callback | None) -> Engine:
     if means.engine is EngineName.RAY:
         return Ray(means.workers, means.address, 1.0 if torch.cuda.is_available() else 0.0, means.threads)
     if means.workers > 1:
         return Processes(means.workers, means.devices, means.threads)
-
-    def show(iteration: Iteration) -> None:
-        apsr, norm = iteration.apsr.max().item(), iteration.norm.min().item()
-        bar.update(task, description=f"step {iteration.iteration}, norm {norm * 255:.2f}/255, APSR {apsr:.1%}")
-
-    return Local(means.threads, show if means.log is Log.BAR else None)
+    return Local(means.threads, show)
 
 
 def _follow(evaluation: Evaluation, means: Means) -> None:
-    """Do it, and tell how far it is."""
+    """Do it, and tell how far it is: a bar for everything, one for the run of the last image."""
     statuses = evaluation.status()
     total, done = sum(status.total for status in statuses), sum(len(status.records) for status in statuses)
     if done and means.log is Log.BAR:
         out.print(f"{done} of {total} images are done already.", highlight=False)
     with progress_bar("images", disable=means.log is not Log.BAR) as bar:
         overall = bar.add_task("all runs", total=total, completed=done)
-        current = bar.add_task("", total=None, visible=means.workers == 1 and means.engine is EngineName.LOCAL)
-        for event in evaluation.go(_engine(means, bar, current)):
+        current = bar.add_task("", total=None)
+
+        def show(iteration: Iteration) -> None:
+            norm, apsr = iteration.norm.min().item() * 255, iteration.apsr.max().item()
+            bar.update(current, description=f"step {iteration.iteration}: {norm:.2f}/255, {apsr:.1%}")
+
+        for event in evaluation.go(_engine(means, show if means.log is Log.BAR else None)):
+            status = event.status
             bar.advance(overall)
+            bar.update(current, description=status.run.attack.name, total=status.total, completed=len(status.records))
             _report(event, means.log, bar)
 
 
