@@ -1,0 +1,388 @@
+"""Input gradients that hold almost nothing.
+
+An attack differentiates with respect to the image alone, through a network that is frozen and in eval mode. Autograd
+does not know that: a convolution keeps its input for a gradient of its weights that nobody asks for, a ReLU keeps its
+output where one bit per value would do. Inside `LeanOperations` these operations are replaced, whoever calls them, by
+ones that keep only what the gradient of their input needs. Everything else runs as it is.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+Operation = Callable[..., Any]
+
+# Eight bytes of 0 or 1, read as one number, times this: their bits end up in the top byte.
+_GATHER_BITS = 0x0102040810204080
+_CHUNK = 1 << 16  # packed bytes that are unpacked at a time: what that takes stays within the caches
+_UNPACKED: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # for each byte its eight bits, [256, 8]
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Eight values of a bool tensor in a byte: uint8, an eighth as long (rounded up)."""
+    flat = mask.flatten()
+    if flat.numel() % 8:
+        flat = functional.pad(flat, (0, -flat.numel() % 8))
+    return ((flat.view(torch.int64) * _GATHER_BITS) >> 56).to(torch.uint8)
+
+
+def select(values: Tensor, packed: Tensor, otherwise: float = 0.0) -> Tensor:
+    """`values` where the packed mask is true, and times `otherwise` elsewhere."""
+    key = (values.device, values.dtype)
+    if key not in _UNPACKED:
+        bits = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)).bitwise_and_(1)
+        _UNPACKED[key] = bits.to(*key)
+    table = _UNPACKED[key] if otherwise == 0 else _UNPACKED[key] * (1 - otherwise) + otherwise
+    values = values.contiguous()
+    result, flat = torch.empty_like(values), values.view(-1)
+    out = result.view(-1)
+    for start in range(0, packed.numel(), _CHUNK):
+        bits = table.index_select(0, packed[start : start + _CHUNK].int()).view(-1)
+        part = slice(8 * start, min(8 * (start + _CHUNK), flat.numel()))
+        torch.mul(flat[part], bits[: part.stop - part.start], out=out[part])
+    return result
+
+
+class _Gate(torch.autograd.Function):
+    """An operation whose derivative is 1 or a constant: a bit per value tells where it is 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, apply: Operation, passes: Operation, otherwise: float, inplace: bool) -> Tensor:
+        mask = passes(x)
+        y: Tensor = apply(x)
+        if inplace:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(pack_bits(mask))
+        ctx.otherwise = otherwise
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return select(gradient, packed, ctx.otherwise), None, None, None, None
+
+
+class _Scale(torch.autograd.Function):
+    """Batch norm in eval mode: a scale and a shift per channel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return torch.addcmul(shift, x, scale).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (gradient * ctx.saved_tensors[0]).to(gradient.dtype), None, None
+
+
+class _Pad(torch.autograd.Function):
+    """Padding by reflection or repetition of the border; its gradient needs the size of its input only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pad: list[int], mode: str) -> Tensor:
+        ctx.shape, ctx.pad, ctx.mode = x.shape, pad, mode
+        return functional.pad(x, pad, mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kind = {"reflect": "reflection", "replicate": "replication"}[ctx.mode]
+        backward = getattr(torch.ops.aten, f"{kind}_pad2d_backward")
+        result: Tensor = backward(gradient, gradient.new_empty(ctx.shape), ctx.pad)
+        return result, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution of frozen weights, transposed or not; its gradient is the other kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.options, ctx.size = options, x.shape[2:]
+        if options["transposed"]:
+            return functional.conv_transpose2d(
+                x, weight, bias, options["stride"], options["padding"], options["output_padding"], options["groups"],
+                options["dilation"],
+            )  # fmt: skip
+        return functional.conv2d(
+            x, weight, bias, options["stride"], options["padding"], options["dilation"], options["groups"]
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,), options = ctx.saved_tensors, ctx.options
+        stride, padding, dilation, groups = (options[name] for name in ("stride", "padding", "dilation", "groups"))
+        if options["transposed"]:
+            return functional.conv2d(gradient, weight, None, stride, padding, dilation, groups), None, None, None
+        # What the strides skipped at the end of the input gets no gradient, but must be there.
+        rest = [
+            size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+            for size, out, s, p, d, k in zip(
+                ctx.size, gradient.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
+            )
+        ]
+        result = functional.conv_transpose2d(gradient, weight, None, stride, padding, rest, groups, dilation)
+        return result, None, None, None
+
+
+class _MaxPool(torch.autograd.Function):
+    """Max pooling that remembers where in its window each maximum was, a byte each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> Tensor:
+        y, indices = functional.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
+        rows, columns = _corners(x, y, stride, padding)
+        width = x.shape[-1]
+        down = ((indices // width) - rows) // dilation[0]
+        across = ((indices % width) - columns) // dilation[1]
+        ctx.save_for_backward((down * kernel[1] + across).to(torch.uint8))
+        ctx.shape, ctx.options = x.shape, (kernel, stride, padding, dilation)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (where,), (kernel, stride, padding, dilation) = ctx.saved_tensors, ctx.options
+        result = gradient.new_zeros(ctx.shape)
+        rows, columns = _corners(result, gradient, stride, padding)
+        place = where.long()
+        down = rows + (place // kernel[1]) * dilation[0]
+        indices = down * ctx.shape[-1] + columns + (place % kernel[1]) * dilation[1]
+        result.flatten(2).scatter_add_(2, indices.flatten(2), gradient.flatten(2))
+        return result, None, None, None, None, None
+
+
+def _corners(x: Tensor, y: Tensor, stride: Any, padding: Any) -> tuple[Tensor, Tensor]:
+    """The first row and column of each window, which may lie outside of the image."""
+    rows = torch.arange(y.shape[-2], device=x.device).mul_(stride[0]).sub_(padding[0]).view(-1, 1)
+    columns = torch.arange(y.shape[-1], device=x.device).mul_(stride[1]).sub_(padding[1])
+    return rows, columns
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _differentiates(x: Any, *frozen: Tensor | None) -> bool:
+    """Whether only the gradient of `x` is wanted, so that there is something to save."""
+    return (
+        isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+        and not any(isinstance(part, Tensor) and part.requires_grad for part in frozen)
+    )  # fmt: skip
+
+
+def _can_change(x: Tensor) -> bool:
+    """Whether a custom operation may work in place: views and leaves are for torch itself."""
+    return not x._is_view() and not x.is_leaf
+
+
+def _gated(x: Tensor, apply: Operation, in_place: Operation, passes: Operation, otherwise: float, inplace: bool) -> Any:
+    if not _differentiates(x) or (inplace and not _can_change(x)):
+        return NotImplemented
+    made: Tensor = _Gate.apply(x, in_place if inplace else apply, passes, otherwise, inplace)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _relu(input: Tensor, inplace: bool = False) -> Any:
+    return _gated(input, torch.relu, torch.relu_, lambda x: x > 0, 0.0, inplace)
+
+
+def _hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    def within(x: Tensor) -> Tensor:
+        return (x > min_val) & (x < max_val)
+
+    def clamp_(x: Tensor) -> Tensor:
+        return x.clamp_(min_val, max_val)
+
+    return _gated(input, lambda x: x.clamp(min_val, max_val), clamp_, within, 0.0, inplace)
+
+
+def _relu6(input: Tensor, inplace: bool = False) -> Any:
+    return _hardtanh(input, 0.0, 6.0, inplace)
+
+
+def _leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    plain, changing = torch._C._nn.leaky_relu, torch._C._nn.leaky_relu_
+    return _gated(
+        input, lambda x: plain(x, negative_slope), lambda x: changing(x, negative_slope), lambda x: x > 0,
+        negative_slope, inplace,
+    )  # fmt: skip
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if training or running_mean is None or running_var is None or not _differentiates(input, weight, bias):
+        return NotImplemented
+    scale = (running_var + eps).rsqrt_()
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    shape = (1, -1, *[1] * (input.dim() - 2))
+    made: Tensor = _Scale.apply(input, scale.view(shape), shift.view(shape))  # type: ignore[no-untyped-call]
+    return made
+
+
+def _in_precision(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """Tensors in the precision of autocast, if that is on: a gradient is taken outside of it and must find them so."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return [x, *others]
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return [None if part is None else part.to(dtype) for part in (x, *others)]
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if not _differentiates(input, weight, bias) or input.dim() != 4 or isinstance(padding, str):
+        return NotImplemented
+    options = {
+        "stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation), "groups": groups,
+        "transposed": False,
+    }  # fmt: skip
+    made: Tensor = _Convolution.apply(*_in_precision(input, weight, bias), options)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    if not _differentiates(input, weight, bias) or input.dim() != 4:
+        return NotImplemented
+    options = {
+        "stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation), "groups": groups,
+        "output_padding": _pair(output_padding), "transposed": True,
+    }  # fmt: skip
+    made: Tensor = _Convolution.apply(*_in_precision(input, weight, bias), options)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    if mode not in ("reflect", "replicate") or len(pad) != 4 or input.dim() != 4 or not _differentiates(input):
+        return NotImplemented
+    made: Tensor = _Pad.apply(input, list(pad), mode)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _max_pool2d(
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    kernel = _pair(kernel_size)
+    if not _differentiates(input) or input.dim() != 4 or return_indices or kernel[0] * kernel[1] > 256:
+        return NotImplemented
+    step = kernel if stride is None or stride == [] else _pair(stride)
+    made: Tensor = _MaxPool.apply(input, kernel, step, _pair(padding), _pair(dilation), ceil_mode)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _attention(*args: Any, **options: Any) -> Any:
+    """Attention whose weights are asked for by default and then dropped: without them they need not be kept."""
+    if not options.get("need_weights", True):
+        return NotImplemented
+    return functional.multi_head_attention_forward(*args, **{**options, "need_weights": False})
+
+
+# By name, so that a report can say which one is left plain.
+OPERATIONS: dict[str, tuple[Operation, tuple[Operation, ...]]] = {
+    "convolution": (_conv2d, (functional.conv2d,)),
+    "transposed convolution": (_conv_transpose2d, (functional.conv_transpose2d,)),
+    "batch norm": (_batch_norm, (functional.batch_norm,)),
+    "relu": (_relu, (functional.relu, torch.relu, Tensor.relu)),
+    "relu in place": (lambda input: _relu(input, True), (torch.relu_, Tensor.relu_)),
+    "relu6": (_relu6, (functional.relu6,)),
+    "hardtanh": (_hardtanh, (functional.hardtanh,)),
+    "leaky relu": (_leaky_relu, (functional.leaky_relu,)),
+    "max pooling": (_max_pool2d, (functional.max_pool2d, functional._max_pool2d, torch.max_pool2d)),
+    "padding": (_pad, (functional.pad,)),
+    "attention": (_attention, (functional.multi_head_attention_forward,)),
+}
+
+
+class LeanOperations(TorchFunctionMode):
+    """Within it, operations on a frozen network keep only what the gradient of the image needs.
+
+    Args:
+        plain: names of operations (of `OPERATIONS`) to leave alone.
+    """
+
+    def __init__(self, plain: Collection[str] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.replaced = {
+            function: lean
+            for name, (lean, functions) in OPERATIONS.items()
+            if name not in plain
+            for function in functions
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the lean operation if there is one and it applies, the plain one otherwise."""
+        lean = self.replaced.get(func)
+        if lean is not None:
+            result = lean(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        return func(*args, **(kwargs or {}))
+
+
+def checkpoint_blocks(network: nn.Module, operations: LeanOperations) -> list[str]:
+    """Let the repeated blocks of a network keep their input only and compute the rest again; their names.
+
+    These are the outermost modules, with parts of their own, of which a container has several of one kind.
+    """
+    chosen: list[str] = []
+    for name, container in network.named_modules():
+        if not isinstance(container, (nn.Sequential, nn.ModuleList)) or name.startswith(tuple(f"{c}." for c in chosen)):
+            continue
+        kinds = Counter(type(child) for child in container.children())
+        for key, child in container.named_children():
+            if kinds[type(child)] > 1 and any(child.children()) and not isinstance(child, _CONTAINERS):
+                child.forward = partial(_again, child.forward, operations)  # type: ignore[method-assign]
+                chosen.append(f"{name}.{key}" if name else key)
+    return chosen
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+def _again(forward: Operation, operations: "LeanOperations", *args: Any, **options: Any) -> Any:
+    """A forward that is done again when its gradient is asked for."""
+
+    def within(*again: Any, **others: Any) -> Any:
+        with operations:
+            return forward(*again, **others)
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **options)
+    return checkpoint(within, *args, use_reentrant=False, preserve_rng_state=False, **options)
