@@ -8,6 +8,7 @@ import torch
 
 from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
+from segprox.models.lean import Leanness, held_bytes, make_lean
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter, restored
 from segprox.models.sources import SOURCES, ddcat, mmseg
@@ -21,7 +22,18 @@ MODELS: dict[str, Callable[[], Segmenter]] = {
 # Of its tables; names as `load_model` takes them.
 PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PRESETS), *(f"ddcat:{name}" for name in ddcat.PRESETS))
 
-__all__ = ["MODELS", "PAPER_MODELS", "SOURCES", "ModelOptions", "Segmenter", "load_model", "restored"]
+__all__ = [
+    "MODELS",
+    "PAPER_MODELS",
+    "SOURCES",
+    "Leanness",
+    "ModelOptions",
+    "Segmenter",
+    "held_bytes",
+    "load_model",
+    "make_lean",
+    "restored",
+]
 
 
 def load_model(name: str, **options: Any) -> Segmenter:
@@ -67,6 +79,8 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
         segmenter = segmenter.double()
     elif options.precision != "float32":
         segmenter.autocast = getattr(torch, options.precision)
+    if options.lean:
+        make_lean(segmenter)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
     return segmenter

@@ -7,9 +7,10 @@ ones that keep only what the gradient of their input needs. Everything else runs
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from segprox.models.segmenter import Segmenter
+
 Operation = Callable[..., Any]
 
 # Eight bytes of 0 or 1, read as one number, times this: their bits end up in the top byte.
 _GATHER_BITS = 0x0102040810204080
+TOLERANCE = 1e-9  # of a gradient in double precision
+SINGLE_TOLERANCE = 0.05  # where rounding moves some values across the kink of a ReLU
 _CHUNK = 1 << 16  # packed bytes that are unpacked at a time: what that takes stays within the caches
 _UNPACKED: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # for each byte its eight bits, [256, 8]
 
@@ -324,7 +329,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[Operation, ...]]] = {
     "relu6": (_relu6, (functional.relu6,)),
     "hardtanh": (_hardtanh, (functional.hardtanh,)),
     "leaky relu": (_leaky_relu, (functional.leaky_relu,)),
-    "max pooling": (_max_pool2d, (functional.max_pool2d, functional._max_pool2d, torch.max_pool2d)),
+    "max pooling": (_max_pool2d, (functional.max_pool2d, torch.max_pool2d)),
     "padding": (_pad, (functional.pad,)),
     "attention": (_attention, (functional.multi_head_attention_forward,)),
 }
@@ -338,7 +343,7 @@ class LeanOperations(TorchFunctionMode):
     """
 
     def __init__(self, plain: Collection[str] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.replaced = {
             function: lean
             for name, (lean, functions) in OPERATIONS.items()
@@ -367,8 +372,10 @@ def checkpoint_blocks(network: nn.Module, operations: LeanOperations) -> list[st
             continue
         kinds = Counter(type(child) for child in container.children())
         for key, child in container.named_children():
+            if isinstance(child.forward, partial):
+                continue  # done already
             if kinds[type(child)] > 1 and any(child.children()) and not isinstance(child, _CONTAINERS):
-                child.forward = partial(_again, child.forward, operations)  # type: ignore[method-assign]
+                child.forward = partial(_again, child.forward, operations)
                 chosen.append(f"{name}.{key}" if name else key)
     return chosen
 
@@ -386,3 +393,100 @@ def _again(forward: Operation, operations: "LeanOperations", *args: Any, **optio
     if not torch.is_grad_enabled():
         return forward(*args, **options)
     return checkpoint(within, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+class Leanness(NamedTuple):
+    """What came of making a model lean."""
+
+    plain: tuple[str, ...]  # operations that are left as they are, because their gradients disagreed
+    blocks: int  # that are computed again
+    error: float  # of the gradient on a random image, relative to its largest entry
+
+
+def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = (64, 96)) -> Leanness:
+    """Let a model hold only what the gradient of its images needs, from now on.
+
+    Its gradient on a random image is compared with the plain one, in double precision. Operations that make it differ
+    are left plain, so that the result is exact in any case.
+
+    Args:
+        model: the model, which is changed.
+        again: let repeated blocks keep their inputs only and compute the rest again: slower, and smaller for
+            transformers, whose operations have more to remember than a sign.
+        size: height and width of the random image.
+    """
+    generator = torch.Generator().manual_seed(0)
+    channels = max(3, model.mean.numel()) if model.mean.numel() > 1 else 3
+    images = torch.rand(1, channels, *size, generator=generator).to(model.device)
+    lower, model.autocast, model.operations = model.autocast, None, nullcontext()
+    try:
+        with _in_double(model):
+            plain, error = _left_plain(model, images.double(), TOLERANCE)
+    except (RuntimeError, TypeError):  # a network that insists on single precision
+        plain, error = _left_plain(model, images, SINGLE_TOLERANCE)
+    finally:
+        model.autocast = lower
+    operations = LeanOperations(plain)
+    model.operations = operations
+    return Leanness(plain, len(checkpoint_blocks(model.model, operations)) if again else 0, error)
+
+
+def _left_plain(model: Segmenter, images: Tensor, tolerance: float) -> tuple[tuple[str, ...], float]:
+    """The fewest operations, found one at a time, without which the gradient is right; and its error then."""
+    plain: tuple[str, ...] = ()
+    error = _error(model, images, LeanOperations(plain))
+    while error > tolerance and len(plain) < len(OPERATIONS):
+        rest = [name for name in OPERATIONS if name not in plain]
+        errors = {name: _error(model, images, LeanOperations((*plain, name))) for name in rest}
+        best = min(rest, key=errors.__getitem__)
+        plain, error = (*plain, best), errors[best]
+    return plain, error
+
+
+def _error(model: Segmenter, images: Tensor, operations: LeanOperations) -> float:
+    """The largest error of the gradient of a random combination of logits; infinite if there is none."""
+    expected = _gradient(model, images, nullcontext())
+    try:
+        found = _gradient(model, images, operations)
+    except (RuntimeError, TypeError, AttributeError, ValueError):  # whatever an operation may break
+        return torch.inf
+    difference = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-300)
+    return torch.nan_to_num(difference, nan=torch.inf).item()
+
+
+def _gradient(model: Segmenter, images: Tensor, operations: AbstractContextManager[Any]) -> Tensor:
+    images = images.detach().requires_grad_()
+    with operations:
+        logits = model.logits(images)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
+    (gradient,) = torch.autograd.grad(logits, images, weights.to(logits.device))
+    return gradient
+
+
+@contextmanager
+def _in_double(model: nn.Module) -> Iterator[None]:
+    """The model in double precision, and afterwards exactly as it was: doubles hold every float."""
+    kinds = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    model.double()
+    try:
+        yield
+    finally:
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            value.data = value.data.to(kinds[name])
+
+
+def held_bytes(model: Segmenter, images: Tensor) -> int:
+    """What a forward keeps for the backward: bytes of distinct storages, the model's own weights aside."""
+    own = {value.untyped_storage().data_ptr() for value in [*model.parameters(), *model.buffers()]}
+    held: dict[int, int] = {}
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        logits = model.logits(images.detach().requires_grad_())
+    total = sum(size for pointer, size in held.items() if pointer not in own)
+    del logits
+    return total

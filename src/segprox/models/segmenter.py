@@ -1,7 +1,7 @@
 """The one thing attacks see of a model: images in [0, 1] in, logits at the images' size out."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -81,6 +81,7 @@ class Segmenter(nn.Module):
         self.multiple, self.resize, self.channels_last = multiple, resize, channels_last
         self.class_names = tuple(class_names)
         self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
+        self.operations: AbstractContextManager[Any] = nullcontext()  # within which the network runs: see `lean`
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's hints
         self._plain = not bgr and not scale_255 and tuple(mean) == (0.0,) and tuple(std) == (1.0,)
@@ -109,7 +110,7 @@ class Segmenter(nn.Module):
     def logits(self, images: Tensor) -> Tensor:
         """Like `forward` without looking at values, hence without waiting for the device: for attack loops."""
         prepared = self._prepare(images)
-        with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+        with self.operations, torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
             outputs = self._unwrap(self.model(prepared))
         outputs = outputs.to(images.dtype)  # attacks compute in one precision, whatever the network's is
         if self.classes is not None:
