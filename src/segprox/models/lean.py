@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -168,6 +168,21 @@ class _MaxPool(torch.autograd.Function):
         return result, None, None, None, None, None
 
 
+class _SizeOfAttention(torch.autograd.Function):
+    """On the meta device: what the fused kernels of real devices keep, which the one for meta does not imitate."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+        made = torch.empty_like(query)
+        projected = [torch.empty_like(part) for part in (query, key, value)]
+        ctx.save_for_backward(*projected, made, query.new_empty(*query.shape[:-1], heads))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(torch.empty_like(part) for part in ctx.saved_tensors[:3]), None)
+
+
 def _corners(x: Tensor, y: Tensor, stride: Any, padding: Any) -> tuple[Tensor, Tensor]:
     """The first row and column of each window, which may lie outside of the image."""
     rows = torch.arange(y.shape[-2], device=x.device).mul_(stride[0]).sub_(padding[0]).view(-1, 1)
@@ -248,7 +263,7 @@ def _batch_norm(
 
 def _in_precision(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     """Tensors in the precision of autocast, if that is on: a gradient is taken outside of it and must find them so."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type):
         return [x, *others]
     dtype = torch.get_autocast_dtype(x.device.type)
     return [None if part is None else part.to(dtype) for part in (x, *others)]
@@ -316,6 +331,9 @@ def _attention(*args: Any, **options: Any) -> Any:
     """Attention whose weights are asked for by default and then dropped: without them they need not be kept."""
     if not options.get("need_weights", True):
         return NotImplemented
+    query, key, value, _, heads = args[:5]
+    if query.device.type == "meta":
+        return _SizeOfAttention.apply(query, key, value, heads), None  # type: ignore[no-untyped-call]
     return functional.multi_head_attention_forward(*args, **{**options, "need_weights": False})
 
 
@@ -476,17 +494,18 @@ def _in_double(model: nn.Module) -> Iterator[None]:
 
 
 def held_bytes(model: Segmenter, images: Tensor) -> int:
-    """What a forward keeps for the backward: bytes of distinct storages, the model's own weights aside."""
-    own = {value.untyped_storage().data_ptr() for value in [*model.parameters(), *model.buffers()]}
-    held: dict[int, int] = {}
+    """What a forward keeps for the backward: bytes of distinct storages, the model's own weights aside.
+
+    On the meta device nothing is computed, so this tells what would be held for images of any size.
+    """
+    own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
+    held: dict[int, UntypedStorage] = {}  # kept, so that no address is used twice
 
     def pack(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        held[storage.data_ptr()] = storage.nbytes()
+        held[storage._cdata] = storage
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        logits = model.logits(images.detach().requires_grad_())
-    total = sum(size for pointer, size in held.items() if pointer not in own)
-    del logits
-    return total
+        model.logits(images.detach().requires_grad_())
+    return sum(storage.nbytes() for address, storage in held.items() if address not in own)

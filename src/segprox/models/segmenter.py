@@ -110,7 +110,8 @@ class Segmenter(nn.Module):
     def logits(self, images: Tensor) -> Tensor:
         """Like `forward` without looking at values, hence without waiting for the device: for attack loops."""
         prepared = self._prepare(images)
-        with self.operations, torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+        lower = nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast)
+        with self.operations, lower:
             outputs = self._unwrap(self.model(prepared))
         outputs = outputs.to(images.dtype)  # attacks compute in one precision, whatever the network's is
         if self.classes is not None:
