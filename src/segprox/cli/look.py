@@ -4,6 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -15,7 +16,7 @@ from segprox.data import DATASETS, load_dataset, make_target
 from segprox.data import describe as describe_options
 from segprox.data.targets import shares, write_map
 from segprox.errors import SegproxError
-from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, load_model
+from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, held_bytes, load_model, make_lean
 from segprox.naming import describe_fields
 from segprox.report.table import check_table
 from segprox.run import check_model
@@ -81,6 +82,45 @@ def target(
         table.add_row(name, f"{share:.1%}")
     out.print(table)
     out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}", highlight=False)
+
+
+@app.command()
+def memory(
+    model: Annotated[str, typer.Option(help="See: segprox list models; ?checkpoint=random will do.")],
+    size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the images.")] = "1024x2048",
+) -> None:
+    """Say what an attack on images of a size would hold, plainly and leanly; nothing of that size is computed."""
+    height, cross, width = size.partition("x")
+    if not cross or not (height.isdecimal() and width.isdecimal()):
+        raise SegproxError(f"--size must be HEIGHTxWIDTH, such as 1024x2048, but is {size!r}")
+    table = _table_of_memory(model, int(height), int(width))
+    out.print(f"[bold]{escape(model)}[/], one image of {height} x {width}, GiB", highlight=False)
+    out.print(table)
+    out.print("Held is what a forward keeps for its backward; what a forward needs for itself comes on top.")
+    out.print("evaluate and run are lean unless told otherwise; elsewhere add lean=true to a model's name.")
+
+
+STATE_BYTES = 246  # per pixel, of ALMA prox beside two maps of logits: images, multipliers, metric, masks
+
+
+def _table_of_memory(name: str, height: int, width: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("gradient", "held", "share", "with logits and attack"):
+        table.add_column(heading, justify="left" if heading == "gradient" else "right")
+    held: dict[str, int] = {}
+    beside = 0
+    for kind in ("plain", "lean", "lean, blocks again"):
+        network = load_model(name, device="cpu")
+        if kind != "plain":
+            make_lean(network, again="again" in kind)
+        with torch.no_grad():
+            classes = network.logits(torch.rand(1, 3, 64, 64)).shape[1]
+        network = network.to("meta")
+        held[kind] = held_bytes(network, torch.rand(1, 3, height, width, device="meta"))
+        beside = height * width * (2 * 4 * classes + STATE_BYTES)
+        share = f"1/{held['plain'] / max(held[kind], 1):.1f}"
+        table.add_row(kind, f"{held[kind] / 2**30:.2f}", share, f"{(held[kind] + beside) / 2**30:.2f}")
+    return table
 
 
 class Listable(StrEnum):

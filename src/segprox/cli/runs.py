@@ -73,6 +73,9 @@ BatchOption = Annotated[int, typer.Option(min=1, help="Images of one size attack
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try images that failed before again.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
 LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]
+LeanOption = Annotated[
+    bool, typer.Option("--lean/--no-lean", help="Hold only what the gradient of the image needs (see: segprox memory).")
+]
 CompileOption = Annotated[bool, typer.Option("--compile", help="torch.compile the model.")]
 ChannelsLastOption = Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")]
 DeterministicOption = Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")]
@@ -110,6 +113,7 @@ def evaluate(
     save: SaveOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
+    lean: LeanOption = True,
     compile_: CompileOption = False,
     channels_last: ChannelsLastOption = False,
     deterministic: DeterministicOption = False,
@@ -133,7 +137,7 @@ def evaluate(
     devices = device.split(",") if device else []
     options: dict[str, Any] = {"device": devices[0]} if devices else {}
     options |= {"precision": precision} if precision else {}
-    options |= {"compile": True} if compile_ else {}
+    options |= {"compile": True} if compile_ else {"lean": lean}
     options |= {"channels_last": True} if channels_last else {}
     settings = checked(
         Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget,
@@ -153,6 +157,7 @@ def run(
     budget: BudgetOption = None,
     save: SaveOption = None,
     device: DeviceOption = None,
+    lean: LeanOption = True,
     engine: EngineOption = EngineName.LOCAL,
     workers: WorkersOption = 1,
     address: AddressOption = None,
@@ -171,8 +176,9 @@ def run(
     changes: dict[str, Any] = {"limit": limit, "budget": budget, "save": tuple(save) if save else None}
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
-    if devices:
-        settings = dataclasses.replace(settings, model_options=settings.model_options | {"device": devices[0]})
+    options = {"lean": lean and not settings.model_options.get("compile")} | settings.model_options
+    options |= {"device": devices[0]} if devices else {}
+    settings = dataclasses.replace(settings, model_options=options)
     runs = dataclasses.replace(content, settings=settings).runs()
     means = Means(engine, workers, address, threads, devices, log)
     _carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)

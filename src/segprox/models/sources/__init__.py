@@ -1,5 +1,6 @@
 """Where models come from: one module per library, imported when one of its models is asked for."""
 
+import warnings
 from importlib import import_module
 from typing import NamedTuple
 
@@ -18,8 +19,9 @@ class Source(NamedTuple):
     def build(self, identifier: str, options: ModelOptions) -> Network | Segmenter:
         """The model of that identifier."""
         source = self.example.partition(":")[0]
-        build = import_module(f"segprox.models.sources.{source}").build
-        made: Network | Segmenter = build(identifier, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries warn of each other, and of what only training needs
+            made: Network | Segmenter = import_module(f"segprox.models.sources.{source}").build(identifier, options)
         return made
 
 
