@@ -238,3 +238,16 @@ def test_entropies_change_no_input_and_pull_back_as_often_as_asked(name):
     assert torch.equal(values, value_copy)
     assert torch.equal(logits, copies[0])
     assert torch.equal(weights, copies[1])
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("loss", [margin, dlr_plus])
+def test_strips_change_nothing(loss, targeted, monkeypatch):
+    torch.manual_seed(0)
+    logits, labels, weights = torch.randn(2, 5, 23, 7), torch.randint(0, 5, (2, 23, 7)), torch.rand(2, 23, 7)
+    whole = loss(logits, labels, targeted=targeted, tolerance=0.1)
+    monkeypatch.setattr("segprox.losses.strips.LARGEST", 0)
+    monkeypatch.setattr("segprox.losses.strips.STRIP", logits.nbytes // 5)  # strips of 4 rows, the last of 3
+    parts = loss(logits, labels, targeted=targeted, tolerance=0.1)
+    assert torch.equal(parts.values, whole.values)
+    assert torch.equal(parts.pullback(weights), whole.pullback(weights))

@@ -25,7 +25,7 @@ def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "e
     term is `mu * y` instead of `mu`, so a constraint that is only just violated is hardly pushed at all.
     """
     positive, negative = y.clamp(min=0), y.clamp_max(0)
-    linear = mu / negative.mul_(rho.clamp(min=rho_min)).neg_().add_(1).square_()  # mu where y >= 0
+    linear = negative.mul_(rho.clamp(min=rho_min)).neg_().add_(1).square_().reciprocal_().mul_(mu)  # mu where y >= 0
     if kind == "authors":
         linear = torch.where(y >= 0, mu * positive, linear)
     rest = (rho * positive).mul_(0.5).add_(mu, alpha=2).mul_(positive).mul_(rho)  # 0 where y <= 0

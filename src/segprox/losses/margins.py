@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from segprox.losses.base import Loss
+from segprox.losses.strips import in_strips
 
 SMALLEST_RANGE = 1e-8  # the least value of DLR's normaliser, for pixels whose logits are all equal
 
 
+@in_strips
 def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
     """Difference of logits: `z_y - max_{j != y} z_j` untargeted, its negative targeted; plus `tolerance`.
 
@@ -36,6 +38,7 @@ def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance:
     return Loss((own - other).mul_(sign).add_(tolerance), pullback)
 
 
+@in_strips
 def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
     """DLR+ (paper, section 3): the margin over the range of the leading logits; invariant to their scale.
 

@@ -1,0 +1,45 @@
+"""Losses of large maps of logits, a strip of rows at a time."""
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segprox.losses.base import Loss
+
+LARGEST = 1 << 25  # bytes of logits that are looked at as a whole
+STRIP = 1 << 21  # bytes of logits of a strip, otherwise
+
+
+def in_strips(loss: Callable[..., Loss]) -> Callable[..., Loss]:
+    """Let a loss, whose pixels do not influence each other, look at a strip of rows at a time if there are many.
+
+    Its intermediate maps are then as small as a strip. The pullback computes them again.
+    """
+
+    @wraps(loss)
+    def stripped(logits: Tensor, labels: Tensor, **options: Any) -> Loss:
+        if logits.nbytes <= LARGEST:
+            return loss(logits, labels, **options)
+        values = torch.empty_like(logits[:, 0])
+        for rows in _strips(logits):
+            values[:, rows] = loss(logits[:, :, rows], labels[:, rows], **options).values
+
+        def pullback(weights: Tensor) -> Tensor:
+            gradient = torch.empty_like(logits)
+            for rows in _strips(logits):
+                part = loss(logits[:, :, rows], labels[:, rows], **options)
+                gradient[:, :, rows] = part.pullback(weights[:, rows])
+            return gradient
+
+        return Loss(values, pullback)
+
+    return stripped
+
+
+def _strips(logits: Tensor) -> Iterator[slice]:
+    height = logits.shape[2]
+    count = max(1, height * STRIP // logits.nbytes)
+    return (slice(start, start + count) for start in range(0, height, count))
