@@ -82,7 +82,8 @@ class Tracker:
         goal: what is best.
         stop_at_success: ask no more about an image once it is a success.
         budget: the most forwards plus backwards to spend on an image; then there is no answer, and when no image has
-            any left, `BudgetSpent` ends the attack.
+            any left, `BudgetSpent` ends the attack. If no point that could be returned was queried by then, the image
+            itself is returned, for which a forward is kept back.
     """
 
     def __init__(
@@ -154,7 +155,14 @@ class Tracker:
     def _spent(self) -> Tensor:
         if self._whole is not None:
             return self._whole._spent()
-        return self.forwards + self.backwards >= (torch.inf if self.budget is None else self.budget)
+        if self.budget is None:
+            return torch.zeros_like(self.success)
+        # A forward is kept back as long as there is no point to return: then `result` looks at the image itself.
+        return self.forwards + self.backwards + self._unseen() >= self.budget
+
+    def _unseen(self) -> Tensor:
+        """The images without a point to return, bool `[B]`."""
+        return self.best_apsr < 0
 
     def query(self, images: Tensor) -> Query:
         """Evaluate the model at `images` `[B, C, H, W]` and remember what is better than the best so far."""
@@ -171,7 +179,8 @@ class Tracker:
         apsr = torch.where(asked, self.problem.rate(satisfied), self.best_apsr)
         success = self.problem.succeeded(apsr) & asked
         if self.model.autocast is not None:
-            apsr = self._verified(points, apsr, success & self._matters(norm, apsr))
+            claimed = success & self._matters(norm, apsr)  # of which nothing is known
+            apsr = self._verified(points, torch.where(claimed, 0.0, apsr), claimed & ~self._spent())
             success = self.problem.succeeded(apsr) & asked
         self._remember(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
@@ -204,8 +213,6 @@ class Tracker:
     @torch.no_grad()
     def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
         """APSR with that of the chosen images measured in full precision, whatever the network's is."""
-        apsr = torch.where(chosen, 0.0, apsr)  # of which nothing is known
-        chosen = chosen & ~self._spent()
         self.count(forwards=chosen)
         for i in chosen.nonzero().flatten().tolist():
             apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
@@ -240,8 +247,11 @@ class Tracker:
 
     def result(self) -> Attacked:
         """The best points, with what they cost."""
-        if self.model.autocast is not None:  # successes are verified already
-            self.best_apsr = self._verified(self.best_images, self.best_apsr, ~self.success)
+        if self.model.autocast is not None or self.budget is not None:
+            # In low precision only successes are verified already; else all that was seen is.
+            unknown = self._unseen() if self.model.autocast is None else ~self.success
+            affordable = unknown & (self._unseen() | ~self._spent())
+            self.best_apsr = self._verified(self.best_images, torch.where(unknown, 0.0, self.best_apsr), affordable)
             self.success |= self.problem.succeeded(self.best_apsr)
         return Attacked(
             images=self.best_images,
