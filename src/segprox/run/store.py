@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -88,17 +89,20 @@ class Store:
 
     def __enter__(self) -> "Store":
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = (self.folder / LOCK).open("a+")
-        if not _try_lock(lock, fcntl.LOCK_EX):
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            lock.close()
-            raise SegproxError(f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it")
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with ExitStack() as undo:
+            lock = undo.enter_context((self.folder / LOCK).open("a+"))
+            if not _try_lock(lock, fcntl.LOCK_EX):
+                lock.seek(0)
+                owner = lock.read().strip() or "unknown"
+                raise SegproxError(
+                    f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it"
+                )
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            self._cut_torn_line()
+            undo.pop_all()
         self._lock = lock
-        self._cut_torn_line()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
