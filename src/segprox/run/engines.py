@@ -87,7 +87,7 @@ class _Hand:
     def __init__(self, device: str | None, threads: int | None) -> None:
         self.device, self.threads = device, threads
         self.task: tuple[Task, int] | None = None
-        self._start()
+        self.process: BaseProcess | None = None  # before its first task, and after its death
 
     def _start(self) -> None:
         # A fresh interpreter: a forked one would inherit torch's threads in an unknown state.
@@ -95,7 +95,7 @@ class _Hand:
         self.pipe, theirs = context.Pipe()
         deterministic = torch.are_deterministic_algorithms_enabled()
         arguments = (theirs, self.threads, deterministic)
-        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()  # so that our end notices when the process is gone
 
@@ -109,6 +109,8 @@ class _Hand:
 
     def give(self, task: Task, attempt: int) -> None:
         self.task = (task, attempt)
+        if self.process is None:
+            self._start()
         with suppress(OSError):  # it died while it was idle; `take` will notice
             self.pipe.send(task._replace(device=self.device))
 
@@ -119,17 +121,19 @@ class _Hand:
             answer: list[Result] | Exception = self.pipe.recv()
         except (EOFError, OSError):
             self.stop()
-            self._start()
             return None
         return answer
 
     def stop(self) -> None:
+        if self.process is None:
+            return
         self.process.terminate()
         self.process.join(5)
         self.process.kill()  # which cannot be ignored
         self.process.join()
         self.process.close()
         self.pipe.close()
+        self.process = None
 
 
 def _ready(hands: Iterable[_Hand]) -> list[_Hand]:
