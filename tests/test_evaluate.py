@@ -199,7 +199,7 @@ def test_evaluate_and_look_at_it(segprox, tmp_path):
         assert "being written to" in segprox("runs", tmp_path)[1]
     code, output, _ = segprox("verify", tmp_path)
     assert code == 0
-    assert output.count("2/2") == 2  # both formats
+    assert output.count(" 2/2 ") == 2  # both formats
 
 
 def tamper_pixel(path):
@@ -249,7 +249,7 @@ def test_images_without_labels_are_verified(segprox, tmp_path, folder):
     done(tmp_path / "out", a_run(dataset=f"images:{folder / 'images'}", save=("float", "png")))
     code, output, _ = segprox("verify", tmp_path / "out")
     assert code == 0
-    assert output.count("3/3") == 2
+    assert output.count(" 3/3 ") == 2
 
 
 def test_log_as_json(segprox, tmp_path, monkeypatch):

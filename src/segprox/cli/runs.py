@@ -378,15 +378,16 @@ def verify(
 ) -> None:
     """Read the saved images again, ask the model again, and compare with the records."""
     torch.set_num_threads(1)
-    table = plain_table("run", "images", "saved as", "median linf x 255", "broken", "agree")
+    table = plain_table("model", "dataset", "attack", "goal", "saved as", "linf", "broken", "agree")
+    table.caption, table.caption_justify = "linf: median x 255", "left"
     disagree = 0
     for store in stores(folder):
         for found in verify_run(store, device):
             disagree += found.images - found.agree
+            run, norm = store.run, "-" if found.median_linf is None else f"{found.median_linf * 255:.3f}"
             table.add_row(
-                store.run.title, str(found.images), found.kind,
-                "-" if found.median_linf is None else f"{found.median_linf * 255:.3f}", str(found.broken),
-                f"{found.agree}/{found.images}",
+                run.model, run.dataset, str(run.attack), run.goal, found.kind, norm,
+                f"{found.broken}/{found.images}", f"{found.agree}/{found.images}",
             )  # fmt: skip
     if not table.rows:
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")

@@ -312,8 +312,8 @@ def _encode_png(image: Tensor) -> bytes:
 
 
 def _decode_png(content: bytes) -> Tensor:
-    pixels = np.asarray(Image.open(io.BytesIO(content)))
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
+    pixels = np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
 
 
 ENCODERS: dict[str, Callable[[Tensor], bytes]] = {"float": _encode_float, "png": _encode_png}
