@@ -409,3 +409,109 @@ class TestTracker:
         tracker = Tracker(model, problem, "linf", "most")
         rates = [tracker.query(torch.rand(problem.images.shape, generator=generator(seed))).apsr for seed in range(4)]
         assert torch.equal(tracker.best_apsr, torch.stack(rates).amax(0))
+
+
+# --- budgets of queries -----------------------------------------------------------------------------------------------
+MADE_OF_PARTS = ("bisect:apgd", "bisect:sea", "bisect:pgd")
+SPENDERS = [*ATTACKS, *MADE_OF_PARTS]
+
+
+def spender(name):
+    options = {"rounds": 3, "steps": 4} if name in MADE_OF_PARTS else SHORT[name]
+    return make_attack(name, **options)
+
+
+def assert_consistent(found, model, problem, norm):
+    torch.testing.assert_close(found.norm, distance(found.images - problem.images, norm))
+    apsr = problem.apsr(torch.cat([model(image[None]) for image in found.images]))
+    assert found.apsr.tolist() == apsr.tolist()
+    assert found.success.tolist() == problem.succeeded(apsr).tolist()
+
+
+@pytest.mark.parametrize("name", SPENDERS)
+@pytest.mark.parametrize("budget", [1, 2, 7])
+def test_no_more_than_the_budget_is_spent(name, budget):
+    model, attack = small_network(), spender(name)
+    problem = small_problem(name, model, batch=2, threshold=0.9)
+    found = attack.run(model, problem, budget=budget)
+    spent = found.forwards + found.backwards
+    assert (spent <= budget).all()
+    assert (found.forwards >= 1).all()
+    if not attack.stops_at_success:
+        least = min(budget, sum(attack.cost()))
+        assert (spent >= least - 1).all()  # a forward may be kept back for the image itself, and not be needed
+    assert_consistent(found, model, problem, attack.norm)
+    for i in range(2):
+        alone = attack.run(model, problem.select([i]), budget=budget)
+        assert torch.equal(alone.images[0], found.images[i])
+        assert (alone.forwards.item(), alone.backwards.item()) == (found.forwards[i].item(), found.backwards[i].item())
+        assert alone.apsr.item() == found.apsr[i].item()
+
+
+@pytest.mark.parametrize("name", SPENDERS)
+def test_a_budget_that_is_large_enough_changes_nothing(name):
+    model, attack = small_network(), spender(name)
+    problem = small_problem(name, model, batch=2, threshold=0.9)
+    free, bound = attack.run(model, problem), attack.run(model, problem, budget=sum(attack.cost()) + 1)
+    assert torch.equal(free.images, bound.images)
+    assert torch.equal(free.norm, bound.norm)
+    assert torch.equal(free.apsr, bound.apsr)
+    assert torch.equal(free.forwards, bound.forwards)
+    assert torch.equal(free.backwards, bound.backwards)
+
+
+def test_images_spend_their_budgets_on_their_own():
+    model, images = channels_as_logits(4), grey_images(2, 4)
+    images[0] = 0.5 + (images[0] - 0.5) / 10  # gives way in a tenth of the steps
+    problem = Problem.build(images, model(images).argmax(1))
+    attack = Dag(step_size=0.001, steps=100)
+    free = attack.run(model, problem)
+    assert free.success.all()
+    assert free.forwards[0] < free.forwards[1] / 2
+    budget = int(free.forwards[0] + free.backwards[0]) + 4
+    found = attack.run(model, problem, budget=budget)
+    assert found.success.tolist() == [True, False]
+    assert found.forwards[0] == free.forwards[0]
+    assert int(found.forwards[1] + found.backwards[1]) == budget
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("alma-prox", {"steps": 120}),  # with a pilot that ends early for some
+        ("bisect:pgd", {"steps": 8, "rounds": 4, "stop_early": True}),
+        ("bisect:apgd", {"steps": 8, "rounds": 4, "stop_early": True}),
+        ("dag", {"steps": 60, "step_size": 0.002}),
+    ],
+)
+def test_an_image_without_budget_does_not_end_the_attack_of_others(name, options):
+    model, images = channels_as_logits(4), grey_images(3, 4, spread=0.2)
+    images[0] = 0.5 + (images[0] - 0.5) / 100
+    labels = model(images).argmax(1)
+    labels[2] = 255  # no pixel counts
+    problem, attack = Problem.build(images, labels), make_attack(name, **options)
+    differ = 0
+    for budget in range(1, 40, 3):
+        found = attack.run(model, problem, budget=budget)
+        differ += int(found.forwards[0] != found.forwards[1])
+        assert (found.forwards + found.backwards <= budget).all()
+        for i in range(3):
+            alone = attack.run(model, problem.select([i]), budget=budget)
+            assert torch.equal(alone.images[0], found.images[i])
+            assert alone.forwards.item() == found.forwards[i].item()
+            assert alone.backwards.item() == found.backwards[i].item()
+    assert differ
+
+
+def test_a_budget_holds_in_low_precision_as_well():
+    model = small_network()
+    problem = small_problem("fmn", model, batch=2, threshold=0.5)
+    model.autocast = torch.bfloat16
+    for name in ("fmn", "pgd", "bisect:pgd", "apgd"):
+        for budget in range(1, 12):
+            found = spender(name).run(model, problem, budget=budget)
+            assert (found.forwards + found.backwards <= budget).all()
+            exact = problem.apsr(torch.cat([model.full_precision(image[None]) for image in found.images]))
+            known = found.apsr > 0  # 0 where there was no budget left to look
+            assert found.apsr[known].tolist() == exact[known].tolist()
+            assert not (found.success & ~problem.succeeded(exact)).any()

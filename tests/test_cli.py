@@ -2,27 +2,12 @@
 
 import csv
 import errno
-import sys
 
 import pytest
 from PIL import Image
 
-from segprox.cli import main
 from segprox.data import DATASETS
 from segprox.models import load_model
-
-
-@pytest.fixture
-def segprox(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["segprox", *map(str, arguments)])
-        monkeypatch.setattr("segprox.cli.base.out.width", 100, raising=False)
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_version(segprox):

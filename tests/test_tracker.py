@@ -4,7 +4,7 @@ from torch import nn
 
 from segprox import Problem, Segmenter
 from segprox.norms import distance, per_image
-from segprox.tracker import Tracker
+from segprox.tracker import BudgetSpent, Tracker
 from tests.oracles import channels_as_logits
 
 
@@ -100,3 +100,62 @@ def test_failures_in_low_precision_are_measured_in_full():
     result = tracker.result()
     assert result.success.tolist() == [False]
     assert result.apsr.tolist() == [0.0]
+
+
+def budgeted(budget, size=2):
+    image = torch.tensor([[0.6, 0.6], [0.5, 0.5]]).view(1, 2, 1, 2).expand(size, -1, -1, -1).clone()
+    problem = Problem.build(image, torch.zeros(size, 1, 2, dtype=torch.long), threshold=1.0)
+    return image, Tracker(channels_as_logits(2), problem, "linf", budget=budget)
+
+
+def test_a_spent_budget_ends_the_attack():
+    image, tracker = budgeted(3)
+    query = tracker.query(image)
+    query.gradient(torch.ones_like(query.logits))
+    query = tracker.query(image)
+    with pytest.raises(BudgetSpent):
+        query.gradient(torch.ones_like(query.logits))
+    with pytest.raises(BudgetSpent):
+        tracker.query(image)
+    result = tracker.result()
+    assert (result.forwards.tolist(), result.backwards.tolist()) == ([2, 2], [1, 1])
+
+
+def test_an_image_without_budget_gets_no_answer():
+    image, tracker = budgeted(3)
+    tracker.query(image)
+    tracker.count(forwards=torch.tensor([1, 0]))
+    good = image.clone()
+    good[:, 1] = 0.9
+    query = tracker.query(good)
+    assert query.success.tolist() == [True, True]
+    assert query.gradient(torch.ones_like(query.logits))[0].count_nonzero() == 0
+    assert tracker.result().forwards.tolist() == [3, 2]
+    assert tracker.result().backwards.tolist() == [0, 1]
+
+
+def test_points_of_a_part_that_may_not_be_returned_leave_a_forward_for_the_image_itself():
+    image, tracker = budgeted(3)
+    part = tracker.part(remember=False)
+    far = image.clone()
+    far[:, 1] = 0.9
+    part.query(far)
+    part.query(far)
+    with pytest.raises(BudgetSpent):
+        part.query(far)
+    result = tracker.result()
+    assert torch.equal(result.images, image)
+    assert result.forwards.tolist() == [3, 3]
+    assert (result.norm.tolist(), result.apsr.tolist(), result.success.tolist()) == ([0, 0], [0, 0], [False, False])
+
+
+def test_the_image_itself_may_be_a_success():
+    image, _ = budgeted(1)
+    problem = Problem.build(image, torch.ones(2, 1, 2, dtype=torch.long))
+    tracker = Tracker(channels_as_logits(2), problem, "linf", budget=1)
+    with pytest.raises(BudgetSpent):
+        tracker.query(image)
+    result = tracker.result()
+    assert result.success.tolist() == [True, True]
+    assert result.apsr.tolist() == [1, 1]
+    assert result.norm.tolist() == [0, 0]

@@ -55,6 +55,8 @@ class Query:
         Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it.
         """
         allowed = self._tracker.affordable(self._asked)
+        if not self._outputs.requires_grad:  # nobody could afford to ask
+            return torch.zeros_like(self._images)
         self._tracker.count(backwards=allowed)
         (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
         if self._tracker.budget is not None:
@@ -82,7 +84,8 @@ class Tracker:
         goal: what is best.
         stop_at_success: ask no more about an image once it is a success.
         budget: the most forwards plus backwards to spend on an image; then there is no answer, and when no image has
-            any left, `BudgetSpent` ends the attack.
+            any left, `BudgetSpent` ends the attack. If no point that could be returned was queried by then, the image
+            itself is returned, for which a forward is kept back.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Tracker:
         self.skipped: Tensor | None = None  # images not to ask about, bool [B]
         self._whole: Tracker | None = None
         self._remembers_for_whole = True
-        self._checked = False
+        self._classes = 0  # of the model; 0 before the first query, which is checked
         self._start = time.perf_counter()
 
     def part(
@@ -128,7 +131,7 @@ class Tracker:
         """
         part = Tracker(self.model, self.problem, self.norm, goal, stop_at_success, self.budget)
         part.skipped = skipped if self.skipped is None else self.skipped if skipped is None else skipped | self.skipped
-        part._whole, part._remembers_for_whole, part._checked = self, remember, self._checked
+        part._whole, part._remembers_for_whole, part._classes = self, remember, self._classes
         return part
 
     @property
@@ -143,25 +146,39 @@ class Tracker:
         return self.success if self.skipped is None else self.success | self.skipped
 
     def affordable(self, asked: Tensor) -> Tensor:
-        """Which of the `asked` images (bool `[B]`) have budget left for one more evaluation or gradient."""
+        """Which of the `asked` images (bool `[B]`) are not done yet and have budget for an evaluation or a gradient."""
+        left_out = self._left_out()
+        asked = asked if left_out is None else asked & ~left_out
         if self.budget is None:
             return asked
-        allowed = asked & ~self._spent()
-        if bool(asked.any()) and not bool(allowed.any()):
+        if bool(asked.any()) and bool(self._ended().all()):
             raise BudgetSpent
-        return allowed
+        return asked & ~self._spent()
+
+    def _ended(self) -> Tensor:
+        """The images for which the whole attack can do no more: a part may have left out others for a while only."""
+        if self._whole is not None:
+            return self._whole._ended()
+        left_out, ended = self._left_out(), self._spent()
+        return ended if left_out is None else ended | left_out
 
     def _spent(self) -> Tensor:
         if self._whole is not None:
             return self._whole._spent()
-        return self.forwards + self.backwards >= (torch.inf if self.budget is None else self.budget)
+        if self.budget is None:
+            return torch.zeros_like(self.success)
+        # A forward is kept back as long as there is no point to return: then `result` looks at the image itself.
+        return self.forwards + self.backwards + self._unseen() >= self.budget
+
+    def _unseen(self) -> Tensor:
+        """The images without a point to return, bool `[B]`."""
+        return self.best_apsr < 0
 
     def query(self, images: Tensor) -> Query:
         """Evaluate the model at `images` `[B, C, H, W]` and remember what is better than the best so far."""
         images = images.detach().requires_grad_()
-        left_out = self._left_out()
-        asked = self.affordable(torch.ones_like(self.success) if left_out is None else ~left_out)
-        everything = left_out is None and self.budget is None
+        everything = self.budget is None and self._left_out() is None
+        asked = self.affordable(torch.ones_like(self.success))
         with torch.enable_grad():
             outputs = self._evaluate(images, None if everything else asked.nonzero().flatten().tolist())
         self.count(forwards=asked)
@@ -171,7 +188,8 @@ class Tracker:
         apsr = torch.where(asked, self.problem.rate(satisfied), self.best_apsr)
         success = self.problem.succeeded(apsr) & asked
         if self.model.autocast is not None:
-            apsr = self._verified(points, apsr, success & self._matters(norm, apsr))
+            claimed = success & self._matters(norm, apsr)  # of which nothing is known
+            apsr = self._verified(points, torch.where(claimed, 0.0, apsr), claimed & ~self._spent())
             success = self.problem.succeeded(apsr) & asked
         self._remember(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
@@ -185,27 +203,32 @@ class Tracker:
 
     def _evaluate(self, images: Tensor, chosen: list[int] | None) -> Tensor:
         # The first query is checked; later points lie in the box by construction, and the head stays what it is.
-        model = self.model.logits if self._checked else self.model
+        model = self.model.logits if self._classes else self.model
         everything = list(range(len(images)))
         chosen = everything if chosen is None else chosen
+        if not chosen and self._classes:
+            return images.detach().new_zeros(len(images), self._classes, *images.shape[2:])
         if images.device.type == "cpu" and len(chosen) > 1:
             # CPU kernels are chosen by the size of the batch and round differently. One image at a time costs nothing
             # there and makes results independent of the batch, bit for bit.
             outputs = torch.cat([model(images[i : i + 1]) for i in chosen])
         else:
             outputs = model(images if chosen == everything else images[chosen])
-        if not self._checked:
+        if not self._classes:
             self.problem.check_classes(outputs.shape[1])
-            self._checked = True
+            self._know_classes(outputs.shape[1])
         if chosen == everything:
             return outputs
         return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((torch.tensor(chosen),), outputs)
 
+    def _know_classes(self, count: int) -> None:
+        self._classes = count
+        if self._whole is not None:
+            self._whole._know_classes(count)
+
     @torch.no_grad()
     def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
         """APSR with that of the chosen images measured in full precision, whatever the network's is."""
-        apsr = torch.where(chosen, 0.0, apsr)  # of which nothing is known
-        chosen = chosen & ~self._spent()
         self.count(forwards=chosen)
         for i in chosen.nonzero().flatten().tolist():
             apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
@@ -240,8 +263,11 @@ class Tracker:
 
     def result(self) -> Attacked:
         """The best points, with what they cost."""
-        if self.model.autocast is not None:  # successes are verified already
-            self.best_apsr = self._verified(self.best_images, self.best_apsr, ~self.success)
+        if self.model.autocast is not None or self.budget is not None:
+            # In low precision only successes are verified already; else all that was seen is.
+            unknown = self._unseen() if self.model.autocast is None else ~self.success
+            affordable = unknown & (self._unseen() | ~self._spent()) & (self.problem.counted > 0)
+            self.best_apsr = self._verified(self.best_images, torch.where(unknown, 0.0, self.best_apsr), affordable)
             self.success |= self.problem.succeeded(self.best_apsr)
         return Attacked(
             images=self.best_images,

@@ -22,8 +22,8 @@ def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
     found = torch.full_like(tracker.best_norm, UNKNOWN)
     done, half = problem.counted == 0, torch.zeros_like(tracker.best_apsr)
+    part.skipped = done
     for k in range(queries):
-        part.skipped = done
         if part.finished:
             break
         query = part.query((x + delta).clamp_(0, 1))
@@ -32,6 +32,7 @@ def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
             half = (query.apsr + problem.threshold) / 2
         reached = ~done & (query.apsr >= half)
         found, done = torch.where(reached, query.norm, found), done | reached
+        part.skipped = done
         if k == queries - 1 or bool(done.all()):
             break
         g = gradient(OBJECTIVES["masked-ce"], query, problem, 0.0)

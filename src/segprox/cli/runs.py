@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum
 from importlib import resources
@@ -144,9 +144,10 @@ def evaluate(
         save=tuple(save or ["preview"]), model_options=options,
     )  # fmt: skip
     grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
+    runs = Spec(grids=(grid,), settings=settings).runs()
     torch.use_deterministic_algorithms(deterministic)
     means = Means(engine, workers, address, threads, devices, log)
-    _carry_out(Evaluation(list(grid.runs(settings)), out_dir, batch, retry_failed), means, dry_run)
+    _carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
 
 
 @app.command()
@@ -220,28 +221,29 @@ def _carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
         _print_plan(evaluation)
         return
     check_writable(evaluation.out)
-    with _stoppable():
+    with _stoppable(means.log):
         _follow(evaluation, means)
     statuses = evaluation.status()
     failed = sum(status.failed for status in statuses)
     if means.log is Log.BAR:
         _print_statuses(statuses)
+    facts = {"out": str(evaluation.out), "failed": failed}
     if failed:
         message = f"{failed} images failed; {evaluation.out}/*/records.jsonl says why, --retry-failed tries them again"
-        _tell(means.log, message, failed=failed)
+        _tell(means.log, message, "finished", **facts)
         raise typer.Exit(1)
-    _tell(means.log, f"Results are in {evaluation.out.as_posix()}/", out=str(evaluation.out))
+    _tell(means.log, f"Results are in {evaluation.out.as_posix()}/", "finished", **facts)
 
 
-def _tell(log: Log, message: str, **facts: Any) -> None:
+def _tell(log: Log, message: str, event: str, **facts: Any) -> None:
     if log is Log.JSON:
-        print(json.dumps({"event": "finished", **facts}), flush=True)
+        print(json.dumps({"event": event, **facts}), flush=True)
     elif log is Log.BAR:
         out.print(message, highlight=False)
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def _stoppable(log: Log) -> Iterator[None]:
     """SIGTERM ends like Ctrl-C: what is known is on the disk already."""
 
     def stop(_: int, __: FrameType | None) -> None:
@@ -251,11 +253,12 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        out.print("Interrupted: every finished image is recorded. The same command again goes on.", highlight=False)
+        _tell(log, "Interrupted: every finished image is recorded. The same command again goes on.", "interrupted")
         raise
     except OSError as error:
         raise SegproxError(
-            f"cannot write: {error.strerror}; every finished image is recorded, and the same command again goes on"
+            f"cannot write: {error.strerror or error}; every finished image is recorded, "
+            "and the same command again goes on"
         ) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -357,11 +360,12 @@ def _print_plan(evaluation: Evaluation) -> None:
     for status in statuses:
         name = f"{status.run.model} {status.run.dataset}"
         if name not in timed:
-            timed[name] = time_model(prepare(status.run))
-    estimates = [estimate(status, timed) for status in statuses]
+            with suppress(SegproxError):  # an image that cannot be read tells nothing
+                timed[name] = time_model(prepare(status.run))
+    estimates = [estimate(status, timed, evaluation.retry_failed) for status in statuses]
     rows = []
     for found in estimates:
-        longest = str(timedelta(seconds=round(found.seconds or 0.0)))
+        longest = "unknown" if found.seconds is None else str(timedelta(seconds=round(found.seconds)))
         rows.append((found.run, (str(found.images), f"{found.forwards:,}", f"{found.backwards:,}", longest)))
     _print_runs(rows, "left", "forwards", "backwards", "at most")
     whole = timedelta(seconds=round(sum(found.seconds or 0.0 for found in estimates)))
@@ -378,8 +382,9 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
     """List the runs in a folder: how far each is, and what it found."""
     statuses = []
     for store in stores(folder):
-        wanted = store.run.settings.limit or store.header["images"]
-        statuses.append(Status(store.run, store, min(wanted, store.header["images"]), store.latest()))
+        images, records = store.header["images"], store.latest()
+        wanted = min(store.run.settings.limit or images, images)
+        statuses.append(Status(store.run, store, max(wanted, len(records)), records))  # it may have been more once
     _print_statuses(statuses)
     for status in statuses:
         if status.store.locked:
@@ -397,7 +402,8 @@ def verify(
     for store in stores(folder):
         for found in verify_run(store, device):
             disagree += found.images - found.agree
-            norm, agree = f"{found.median_linf * 255:.3f}", f"{found.agree}/{found.images}"
+            norm = "-" if found.median_linf is None else f"{found.median_linf * 255:.3f}"
+            agree = f"{found.agree}/{found.images}"
             rows.append((store.run, (found.kind, norm, f"{found.broken}/{found.images}", agree)))
     if not rows:
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")

@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+import torch
+
 from segprox.attacks import Callback
 from segprox.errors import SegproxError
 from segprox.optional import require
-from segprox.run.record import Failure, digest
-from segprox.run.worker import Result, Task, Worker, open_dataset
-
-ATTEMPTS = 3  # after which an image that kills its workers is recorded as failed
+from segprox.run.worker import ATTEMPTS, DEADLY, Result, Task, Worker, failure, open_dataset
 
 
 class Done(NamedTuple):
@@ -70,7 +70,7 @@ class Processes:
                     elif isinstance(answer, Exception):
                         raise answer
                     elif attempt < ATTEMPTS:
-                        queue.appendleft((task, attempt + 1))
+                        queue.extendleft(_again(task, attempt))
                     else:
                         yield Done(task, died(task))
         finally:
@@ -87,13 +87,15 @@ class _Hand:
     def __init__(self, device: str | None, threads: int | None) -> None:
         self.device, self.threads = device, threads
         self.task: tuple[Task, int] | None = None
-        self._start()
+        self.process: BaseProcess | None = None  # before its first task, and after its death
 
     def _start(self) -> None:
         # A fresh interpreter: a forked one would inherit torch's threads in an unknown state.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, self.threads), daemon=True)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        arguments = (theirs, self.threads, deterministic)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()  # so that our end notices when the process is gone
 
@@ -107,6 +109,8 @@ class _Hand:
 
     def give(self, task: Task, attempt: int) -> None:
         self.task = (task, attempt)
+        if self.process is None:
+            self._start()
         with suppress(OSError):  # it died while it was idle; `take` will notice
             self.pipe.send(task._replace(device=self.device))
 
@@ -117,14 +121,19 @@ class _Hand:
             answer: list[Result] | Exception = self.pipe.recv()
         except (EOFError, OSError):
             self.stop()
-            self._start()
             return None
         return answer
 
     def stop(self) -> None:
+        if self.process is None:
+            return
         self.process.terminate()
         self.process.join(5)
+        self.process.kill()  # which cannot be ignored
+        self.process.join()
+        self.process.close()
         self.pipe.close()
+        self.process = None
 
 
 def _ready(hands: Iterable[_Hand]) -> list[_Hand]:
@@ -132,10 +141,10 @@ def _ready(hands: Iterable[_Hand]) -> list[_Hand]:
     return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
 
-def _serve(pipe: Connection, threads: int | None) -> None:
+def _serve(pipe: Connection, threads: int | None, deterministic: bool) -> None:
     """The life of a process: until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    worker = Worker(threads)
+    worker = Worker(threads, deterministic)
     while True:
         try:
             task = pipe.recv()
@@ -145,19 +154,23 @@ def _serve(pipe: Connection, threads: int | None) -> None:
             answer: Any = worker.work(task)
         except SegproxError as error:  # about the run itself
             answer = error
+        except Exception as error:  # the same; it may not travel as it is
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
         try:
             pipe.send(answer)
         except OSError:
             return
 
 
+def _again(task: Task, attempt: int) -> list[tuple[Task, int]]:
+    """The images of a task whose worker died, one by one: they may not all be to blame."""
+    return [(task._replace(indices=(index,)), attempt + 1) for index in reversed(task.indices)]
+
+
 def died(task: Task) -> list[Result]:
     """What is recorded of images whose worker died again and again."""
     names = open_dataset(task.run.dataset).names
-    reason = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
-    return [
-        Result(names[i], Failure(key=digest(names[i], reason), image=names[i], reason=reason)) for i in task.indices
-    ]
+    return [Result(names[i], failure(names[i], DEADLY)) for i in task.indices]
 
 
 @dataclass(frozen=True)
@@ -174,10 +187,12 @@ class Ray:
         ray: Any = require("ray", "ray")
         ours = not ray.is_initialized()
         if ours:
-            ray.init(address=self.address, logging_level="warning", log_to_driver=False, include_dashboard=False)
-        make = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0)(Worker).remote
+            self._connect(ray)
+        actors = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0)(Worker)
+        make = partial(actors.remote, self.threads, torch.are_deterministic_algorithms_enabled())
+        deaths = ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError
         queue = deque((task, 1) for task in tasks)
-        free = [make(self.threads) for _ in range(min(self.count, len(tasks)))]
+        free = [make() for _ in range(min(self.count, len(tasks)))]
         under_way: dict[Any, tuple[Any, Task, int]] = {}
         try:
             while queue or under_way:
@@ -188,17 +203,28 @@ class Ray:
                 actor, task, attempt = under_way.pop(ready)
                 try:
                     results = ray.get(ready)
-                except ray.exceptions.RayActorError:
-                    free.append(make(self.threads))
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except deaths:
+                    free.append(make())
                     if attempt < ATTEMPTS:
-                        queue.appendleft((task, attempt + 1))
+                        queue.extendleft(_again(task, attempt))
                     else:
                         yield Done(task, died(task))
                     continue
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
-                free.append(actor)
+                if queue:
+                    free.append(actor)
+                else:
+                    ray.kill(actor)  # to make room for one that has a task but no place yet
                 yield Done(task, results)
         finally:
+            for actor in [*free, *(actor for actor, _, _ in under_way.values())]:
+                ray.kill(actor)
             if ours:
                 ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        try:
+            ray.init(address=self.address, logging_level="warning", log_to_driver=False, include_dashboard=False)
+        except ConnectionError as error:
+            raise SegproxError(f"there is no Ray cluster at {self.address!r}: {str(error).splitlines()[0]}") from None

@@ -2,12 +2,12 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -16,7 +16,9 @@ from segprox.run.engines import Engine
 from segprox.run.plan import Run, check_runs
 from segprox.run.record import Failure, Record
 from segprox.run.store import Store
-from segprox.run.worker import Prepared, Task, open_dataset, prepare, prepare_model
+from segprox.run.worker import Prepared, Task, open_dataset, prepare_model, prepare_target
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Status(NamedTuple):
@@ -63,21 +65,20 @@ class Evaluation:
 
     def status(self) -> list[Status]:
         """How far each run is."""
-        found = []
-        for run in self.runs:
-            names = _names(run)
-            store = Store(self.out / run.folder)
-            records = {name: record for name, record in store.latest().items() if name in set(names)}
-            found.append(Status(run, store, len(names), records))
-        return found
+        return [self._status(run, Store(self.out / run.folder)) for run in self.runs]
+
+    def _status(self, run: Run, store: Store) -> Status:
+        names = set(_names(run))
+        records = {name: record for name, record in store.latest().items() if name in names}
+        return Status(run, store, len(names), records)
 
     def go(self, engine: Engine) -> Iterator[Event]:
         """Do what is missing. Each record is on the disk before its event is given out."""
         with ExitStack() as locks:
             statuses = {}
-            for status in self.status():
-                locks.enter_context(status.store)
-                statuses[status.run.folder] = status
+            for run in self.runs:
+                store = locks.enter_context(Store(self.out / run.folder))
+                statuses[run.folder] = self._status(run, store)  # only now: nobody else changes it any more
             tasks = [task for status in statuses.values() for task in self._tasks(status)]
             started: set[str] = set()
             for task, results in engine(tasks):
@@ -141,42 +142,43 @@ def validate(runs: Sequence[Run]) -> None:
 
     Every model and dataset is loaded; nothing is attacked.
     """
-    problems = check_runs(runs)
-    checks: dict[tuple[str, ...], Callable[[], object]] = {}
-    for run in runs:
-        checks[run.dataset,] = partial(open_dataset, run.dataset)
-        checks[run.model,] = partial(prepare_model, run)
-    problems += _failures(checks.values())
-    if not problems:
-        pairs = {(run.model, run.dataset, run.goal): partial(_check_pair, run) for run in runs}
-        problems = _failures(pairs.values())
+    datasets = _failures({run.dataset: partial(open_dataset, run.dataset) for run in runs})
+    models = _failures({run.model: partial(prepare_model, run) for run in runs})
+    fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
+    goals = _failures({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
+    pairs = _failures({(run.model, run.dataset): partial(_check_pair, run) for run in fine})
+    problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
     if problems:
         raise SegproxError("; ".join(dict.fromkeys(problems)))
 
 
-def _failures(checks: Iterable[Callable[[], object]]) -> list[str]:
-    problems = []
-    for check in checks:
+def _failures(checks: Mapping[Key, Callable[[], object]]) -> dict[Key, str]:
+    """What went wrong, by the key of the check."""
+    problems = {}
+    for key, check in checks.items():
         try:
             check()
         except SegproxError as error:
-            problems.append(str(error))
+            problems[key] = str(error)
     return problems
 
 
 def _check_pair(run: Run) -> None:
-    """Whether a model, a dataset and a goal go together."""
-    prepared = prepare(run)
+    """Whether a model and a dataset go together."""
+    model, data = prepare_model(run)[0], open_dataset(run.dataset)
     try:
-        sample = prepared.data[0]
+        sample = data[0]
     except SegproxError:
         return  # an unreadable image is recorded when its turn comes
-    with torch.no_grad():
-        outputs = prepared.model.full_precision(sample.image[None].to(prepared.model.device)).shape[1]
-    if len(prepared.data.classes) > outputs:
-        raise SegproxError(
-            f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(prepared.data.classes)}"
-        )
+    try:
+        with torch.no_grad():
+            outputs = model(sample.image[None].to(model.device)).shape[1]
+    except SegproxError:  # the model is not what it should be
+        raise
+    except Exception:  # an image that the model cannot take, or has no memory for, is recorded in its turn as well
+        return
+    if len(data.classes) > outputs:
+        raise SegproxError(f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(data.classes)}")
 
 
 class Estimate(NamedTuple):
@@ -189,9 +191,9 @@ class Estimate(NamedTuple):
     seconds: float | None  # None if there is nothing to time
 
 
-def estimate(status: Status, timed: Mapping[str, tuple[float, float]]) -> Estimate:
+def estimate(status: Status, timed: Mapping[str, tuple[float, float]], retry_failed: bool = False) -> Estimate:
     """The most that is left of a run, by its model's seconds of a forward and of a backward."""
-    images = status.total - len(status.records)
+    images = status.total - (status.done if retry_failed else len(status.records))
     cost, limit = status.run.attack.make().cost(), status.run.settings.budget
     forwards, backwards = cost.forwards * images, cost.backwards * images
     if limit is not None and cost.forwards + cost.backwards > limit:
@@ -208,9 +210,16 @@ def time_model(prepared: Prepared) -> tuple[float, float]:
     images = sample.image[None].to(model.device).requires_grad_()
     times = []
     for _ in range(2):
-        start = time.perf_counter()
+        start = _now(model.device)
         logits = model.logits(images)
-        middle = time.perf_counter()
+        middle = _now(model.device)
         torch.autograd.grad(logits.sum(), images)
-        times.append((middle - start, time.perf_counter() - middle))
+        times.append((middle - start, _now(model.device) - middle))
     return times[-1]
+
+
+def _now(device: torch.device) -> float:
+    """The time at which a device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -120,6 +120,8 @@ class Spec:
             return cls.read_text(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise SegproxError(f"cannot read {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SegproxError(f"cannot read {path}: it is not text in UTF-8") from None
 
     @classmethod
     def read_text(cls, text: str, name: str = "the spec") -> "Spec":

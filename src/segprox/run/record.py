@@ -86,9 +86,9 @@ def to_line(record: Record | Failure) -> str:
     return json.dumps(_LINES.dump_python(record, mode="json"), separators=(",", ":"))
 
 
-def from_line(line: str) -> Record | Failure:
+def from_line(line: str | bytes) -> Record | Failure:
     """What `to_line` wrote; a ValueError if it is anything else."""
-    return _LINES.validate_json(line)
+    return _LINES.validate_python(json.loads(line))
 
 
 def same(first: Record | Failure, second: Record | Failure) -> bool:

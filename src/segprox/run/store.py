@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -41,6 +43,8 @@ class Store:
             raise SegproxError(f"{self.folder} is not the folder of a run: it has no {HEADER}") from None
         except ValueError:
             raise SegproxError(f"{self.folder / HEADER} is damaged: it is not JSON") from None
+        if not isinstance(content, dict):
+            raise SegproxError(f"{self.folder / HEADER} is damaged: it does not describe a run")
         if content.get("format") != FORMAT:
             raise SegproxError(
                 f"{self.folder} was written by segprox {content.get('segprox')} in format {content.get('format')}, "
@@ -61,9 +65,9 @@ class Store:
         path = self.folder / RECORDS
         if not path.exists():
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     return
                 try:
                     yield from_line(line)
@@ -79,23 +83,26 @@ class Store:
         """Whether some process is writing."""
         try:
             with (self.folder / LOCK).open("r") as lock:
-                return not _try_lock(lock)
-        except FileNotFoundError:
+                return not _try_lock(lock, fcntl.LOCK_SH)
+        except OSError:  # no lock, or none that could be asked
             return False
 
     def __enter__(self) -> "Store":
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = (self.folder / LOCK).open("a+")
-        if not _try_lock(lock):
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            lock.close()
-            raise SegproxError(f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it")
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with ExitStack() as undo:
+            lock = undo.enter_context((self.folder / LOCK).open("a+"))
+            if not _try_lock(lock, fcntl.LOCK_EX):
+                lock.seek(0)
+                owner = lock.read().strip() or "unknown"
+                raise SegproxError(
+                    f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it"
+                )
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            self._cut_torn_line()
+            undo.pop_all()
         self._lock = lock
-        self._cut_torn_line()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -104,11 +111,13 @@ class Store:
         self._lock = None
 
     def start(self, run: Run, about: Mapping[str, Any]) -> None:
-        """Say what is run, once; going on later keeps the first description."""
-        if (self.folder / HEADER).exists():
-            _ = self.header  # refuses another format
-            return
+        """Say what is run. Going on later keeps the first description, but for how many images are wanted or kept."""
         content = {"format": FORMAT, "segprox": segprox.__version__, "run": _plain(run), **about}
+        if (self.folder / HEADER).exists():
+            before = self.header  # refuses another format
+            content = before | {"run": content["run"]}
+            if content == before:
+                return
         _write(self.folder / HEADER, json.dumps(content, indent=1).encode())
 
     def append(self, record: Record | Failure, files: Mapping[str, bytes] | None = None) -> None:
@@ -119,15 +128,17 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, content)
         path = self.folder / RECORDS
-        with path.open("ab") as lines:
+        # Without a buffer: one that could not be written whole would be written again when the file is closed.
+        with path.open("ab", buffering=0) as lines:
             before = lines.tell()
             try:
-                lines.write(to_line(record).encode() + b"\n")
-                lines.flush()
+                _write_all(lines, to_line(record).encode() + b"\n")
                 os.fsync(lines.fileno())
-            except OSError:
-                os.truncate(path, before)  # a disk that filled up half-way
+            except BaseException:  # a disk that filled up half-way, or an interruption
+                os.truncate(path, before)
                 raise
+        if before == 0:
+            _sync_folder(self.folder)
 
     def _cut_torn_line(self) -> None:
         path = self.folder / RECORDS
@@ -154,12 +165,27 @@ def _plain(run: Run) -> Any:
     return TypeAdapter(Run).dump_python(run, mode="json")
 
 
-def _try_lock(file: IO[str]) -> bool:
+def _try_lock(file: IO[str], kind: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:  # other errors say that there are no locks here, not that someone has it
         return False
     return True
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    """Write everything; a disk that is nearly full takes a part without complaint."""
+    while content:
+        content = content[file.write(content) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make sure that new names in a folder are on the disk, as their files are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -171,6 +197,7 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+        _sync_folder(path.parent)
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -2,16 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import isclose
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from safetensors import SafetensorError
+
 from segprox.data import with_own_labels
-from segprox.problem import predictions
+from segprox.data.files import UNREADABLE
+from segprox.problem import Problem, predictions
 from segprox.run.record import Record, Score
 from segprox.run.store import Store
 from segprox.run.worker import DECODERS, Prepared, prepare, score_image
 
-TOLERANCE = 1e-6  # another machine may round otherwise
+TOLERANCE, RELATIVE = 1e-6, 1e-5  # another machine may round otherwise, and add up in another order
 
 
 class Verified(NamedTuple):
@@ -19,7 +24,7 @@ class Verified(NamedTuple):
 
     kind: str
     images: int
-    median_linf: float
+    median_linf: float | None  # None if no file can be read
     broken: int
     agree: int  # with their records
 
@@ -30,26 +35,42 @@ def verify_run(store: Store, device: str | None = None) -> Iterator[Verified]:
     if not records:
         return
     prepared = prepare(store.run, device)
-    found: dict[str, list[tuple[Score, bool]]] = defaultdict(list)
+    found: dict[str, list[tuple[Score | None, Score]]] = defaultdict(list)
     for record in records:
+        problem = _problem(prepared, record)
         for kind, saved in record.saved.items():
-            score = _score_file(prepared, record, (store.folder / saved.file).read_bytes(), kind)
-            found[kind].append((score, _agree(score, saved.score)))
-    for kind, scores in found.items():
-        norms = [score.linf for score, _ in scores]
-        broken, agree = sum(score.success for score, _ in scores), sum(same for _, same in scores)
-        yield Verified(kind, len(scores), median(norms), broken, agree)
+            found[kind].append((_score_file(prepared, problem, store.folder / saved.file, kind), saved.score))
+    for kind, pairs in found.items():
+        scores = [score for score, _ in pairs if score is not None]
+        norms, broken = [score.linf for score in scores], sum(score.success for score in scores)
+        agree = sum(score is not None and _agree(score, recorded) for score, recorded in pairs)
+        yield Verified(kind, len(pairs), median(norms) if norms else None, broken, agree)
 
 
-def _score_file(prepared: Prepared, record: Record, content: bytes, kind: str) -> Score:
-    sample = prepared.data[list(prepared.data.names).index(record.image)]
+def _problem(prepared: Prepared, record: Record) -> Problem | None:
+    """What was to be achieved; None if the dataset does not have the image any more."""
+    try:
+        sample = prepared.data[list(prepared.data.names).index(record.image)]
+    except ValueError:  # not there, or not readable
+        return None
     if not prepared.data.labelled:
         clean = prepared.model.full_precision(sample.image[None].to(prepared.model.device))
         sample = with_own_labels(sample, predictions(clean)[0].cpu())
-    problem = prepared.problem(sample)
-    return score_image(prepared.model, problem, DECODERS[kind](content).to(problem.images))[0]
+    return prepared.problem(sample)
+
+
+def _score_file(prepared: Prepared, problem: Problem | None, path: Path, kind: str) -> Score | None:
+    """What is in a file; None if it is no image of this problem."""
+    try:
+        image = DECODERS[kind](path.read_bytes())
+    except (*UNREADABLE, SafetensorError):
+        return None
+    if problem is None or image.shape != problem.images.shape:
+        return None
+    return score_image(prepared.model, problem, image.to(problem.images))[0]
 
 
 def _agree(first: Score, second: Score) -> bool:
-    close = all(abs(getattr(first, name) - getattr(second, name)) <= TOLERANCE for name in ("linf", "apsr"))
+    pairs = ((getattr(first, name), getattr(second, name)) for name in ("linf", "l2", "l1", "apsr"))
+    close = all(isclose(a, b, rel_tol=RELATIVE, abs_tol=TOLERANCE) for a, b in pairs)
     return close and first.success == second.success

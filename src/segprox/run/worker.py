@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from segprox.run.preview import Part, encode_preview
 from segprox.run.record import ClassCounts, Failure, Record, Saved, Score, digest, weights_digest
 
 MODELS_KEPT = 1  # loaded at a time: a GPU may not hold two
+ATTEMPTS = 3  # after which an image that kills its workers is recorded as failed
+DEADLY = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
 
 
 class Task(NamedTuple):
@@ -86,19 +89,23 @@ class Prepared:
 def prepare(run: Run, device: str | None = None) -> Prepared:
     """Load what a run needs; models, datasets and targets are kept for the next."""
     model, model_hash = prepare_model(run, device)
-    target = None if run.goal == UNTARGETED else _target(run.goal, run.dataset)
-    return Prepared(run, model, model_hash, open_dataset(run.dataset), run.attack.make(), target)
+    return Prepared(run, model, model_hash, open_dataset(run.dataset), run.attack.make(), prepare_target(run))
 
 
 def prepare_model(run: Run, device: str | None = None) -> tuple[Segmenter, str]:
     """The model of a run, and the hash of its weights."""
     options = run.settings.model_options | ({} if device is None else {"device": device})
-    return _model(run.model, tuple(sorted(options.items())))
+    return _model(run.model, json.dumps(options, sort_keys=True, default=str))
+
+
+def prepare_target(run: Run) -> Target | None:
+    """What the goal of a run wants to see, if it is a target."""
+    return None if run.goal == UNTARGETED else _target(run.goal, run.dataset)
 
 
 @lru_cache(MODELS_KEPT)
-def _model(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Segmenter, str]:
-    model = load_model(name, **dict(options))
+def _model(name: str, options: str) -> tuple[Segmenter, str]:
+    model = load_model(name, **json.loads(options))
     return model, weights_digest(model.model, model.described())
 
 
@@ -116,9 +123,11 @@ def _target(goal: str, dataset: str) -> Target:
 class Worker:
     """Does tasks one after the other, and reads ahead."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, deterministic: bool | None = None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
+        if deterministic is not None:
+            torch.use_deterministic_algorithms(deterministic)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._ahead: dict[tuple[str, int], Future[Sample]] = {}
 
@@ -138,14 +147,17 @@ class Worker:
         jobs: list[_Job] = []
         for index in task.indices:
             name = prepared.data.names[index]
+            known = task.known.get(name)
+            if known == failure(name, DEADLY).key:  # not even to be looked at
+                results.append(Result(name, None))
+                continue
             try:
                 job = _Job.make(prepared, self._read(task.run.dataset, index))
             except Exception as error:  # whatever a file, a dataset or a network may raise
-                failure = Failure(key=digest(name, _reason(error)), image=name, reason=_reason(error))
-                same = task.known.get(name) == failure.key
-                results.append(Result(name, None if same else failure))
+                failed = failure(name, _reason(error))
+                results.append(Result(name, None if known == failed.key else failed))
                 continue
-            if task.known.get(name) == job.key:
+            if known == job.key:
                 results.append(Result(name, None))
             else:
                 jobs.append(job)
@@ -156,6 +168,11 @@ class Worker:
     def _read(self, dataset: str, index: int) -> Sample:
         ahead = self._ahead.pop((dataset, index), None)
         return open_dataset(dataset)[index] if ahead is None else ahead.result()
+
+
+def failure(name: str, reason: str) -> Failure:
+    """What is recorded of an image of which nothing but a reason is known."""
+    return Failure(key=digest(name, reason), image=name, reason=reason)
 
 
 class _Job(NamedTuple):
@@ -185,11 +202,13 @@ def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> 
     try:
         return list(_attack_together(prepared, jobs, callback))
     except Exception as error:
-        if len(jobs) > 1:
-            half = len(jobs) // 2
-            return [result for part in (jobs[:half], jobs[half:]) for result in _attack(prepared, part, callback)]
-        name, reason = jobs[0].sample.name, _reason(error)
-        return [Result(name, Failure(key=jobs[0].key, image=name, reason=reason))]
+        reason = _reason(error)
+    # Only here, where the error and with it all that the attack held in memory is gone, is there room to go on.
+    if len(jobs) > 1:
+        half = len(jobs) // 2
+        return [result for part in (jobs[:half], jobs[half:]) for result in _attack(prepared, part, callback)]
+    name = jobs[0].sample.name
+    return [Result(name, Failure(key=jobs[0].key, image=name, reason=reason))]
 
 
 def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callback | None) -> Iterator[Result]:
@@ -239,10 +258,13 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
 
 
 def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Score, Tensor]:
-    """What a perturbed image `[1, C, H, W]` is worth, in full precision, and its logits."""
+    """What a perturbed image `[1, C, H, W]` is worth, in full precision, and its logits.
+
+    Norms are added up in double precision: single would leave the fifth digit of l1 and l2 to the machine.
+    """
     with torch.no_grad():
         logits = model.full_precision(image)
-    apsr, difference = problem.apsr(logits), image - problem.images
+    apsr, difference = problem.apsr(logits), image.cpu().double() - problem.images.cpu().double()
     linf, l2, l1 = (distance(difference, norm).item() for norm in ("linf", "l2", "l1"))
     return Score(linf=linf, l2=l2, l1=l1, apsr=apsr.item(), success=bool(problem.succeeded(apsr))), logits
 
@@ -283,7 +305,8 @@ def _reason(error: Exception) -> str:
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "memory" in str(error) and "alloc" in str(error)
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text or ("memory" in text and "alloc" in text))
 
 
 def to_bytes(image: Tensor) -> Tensor:
@@ -306,8 +329,8 @@ def _encode_png(image: Tensor) -> bytes:
 
 
 def _decode_png(content: bytes) -> Tensor:
-    pixels = np.asarray(Image.open(io.BytesIO(content)))
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
+    pixels = np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
 
 
 ENCODERS: dict[str, Callable[[Tensor], bytes]] = {"float": _encode_float, "png": _encode_png}

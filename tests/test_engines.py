@@ -1,0 +1,162 @@
+"""The same records from this process, from several, and from a Ray cluster; and what happens when one of them dies."""
+
+import os
+import signal
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from segprox import SegproxError
+from segprox.run.engines import Local, Processes, Ray
+from segprox.run.plan import AttackEntry, Run
+from segprox.run.record import Failure, Record, same
+from segprox.run.worker import DEADLY, Task
+
+ATTACKS = (AttackEntry(name="fmn", set={"steps": 5}), AttackEntry(name="pgd", set={"steps": 3}))
+# Codes of images, in the red of their first pixel: 10 does nothing, 20 stops a while, 30 kills, 40 kills once.
+NETWORK = """
+import os, time, torch
+from pathlib import Path
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        code, here = round(x[0, 0, 0, 0].item() * 255, 3), Path(__file__).parent
+        with (here / "seen").open("a") as seen:
+            seen.write(f"{code:.0f}\\n")
+        if code == 20 and not (here / "pid").exists():
+            (here / "writing").write_text(str(os.getpid()))
+            (here / "writing").rename(here / "pid")
+            time.sleep(900)
+        if code == 30 or (code == 40 and not (here / "died").exists()):
+            (here / "died").touch()
+            os._exit(1)
+        return torch.cat([x, 1 - x], 1) * 5
+"""
+
+
+def demo_tasks(size=2):
+    runs = [Run(model="demo-standard", dataset="demo", attack=attack) for attack in ATTACKS]
+    return [Task(run, tuple(range(i, i + size))) for run in runs for i in range(0, 4, size)]
+
+
+def outcomes(dones):
+    return {
+        (task.run.attack.name, result.image): result.record
+        for task, results in dones
+        for result in results
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected():
+    found = outcomes(Local()(demo_tasks()))
+    assert len(found) == 8
+    return found
+
+
+@pytest.fixture
+def dangerous(tmp_path):
+    """Images with codes, and the network that knows them; `dangerous(10, 20)` is the run of these."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+
+    def run(*codes):
+        for i, code in enumerate(codes):
+            picture = np.full((16, 16, 3), 128, dtype=np.uint8)
+            picture[0, 0, 0] = code
+            Image.fromarray(picture).save(tmp_path / f"images/{i}-{code}.png")
+            Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / f"labels/{i}-{code}.png")
+        return Run(model=f"python:{tmp_path}/network.py:Net", dataset=f"folder:{tmp_path}?classes=6", attack=ATTACKS[0])
+
+    return run
+
+
+def assert_all_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(same(found[key], expected[key]) for key in expected)
+
+
+def test_this_process_does_tasks_in_order(expected):
+    tasks = demo_tasks(size=1)
+    dones = list(Local()(tasks))
+    assert [task for task, _ in dones] == tasks
+    assert_all_same(outcomes(dones), expected)
+    assert all(isinstance(record, Record) for record in expected.values())
+
+
+def test_no_tasks():
+    assert list(Local()([])) == list(Processes(2)([])) == []
+
+
+def test_other_processes_give_the_same(expected):
+    engine = Processes(2)
+    assert_all_same(outcomes(engine(demo_tasks())), expected)
+
+
+def kill_when_it_appears(path: Path):
+    """Kill the process that writes its number there."""
+
+    def watch():
+        end = time.monotonic() + 300
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_processes_that_die_are_replaced(dangerous, tmp_path):
+    run = dangerous(10, 30, 20, 10)
+    watcher = kill_when_it_appears(tmp_path / "pid")
+    start = time.monotonic()
+    found = outcomes(Processes(2)([Task(run, (0, 1)), Task(run, (2,)), Task(run, (3,))]))
+    watcher.join()
+    assert time.monotonic() - start < 600  # nobody waited for the one that slept
+    assert len(found) == 4
+    deadly = found.pop(("fmn", "1-30"))
+    assert isinstance(deadly, Failure)
+    assert deadly.reason == DEADLY
+    assert all(isinstance(record, Record) for record in found.values())  # also the one beside the deadly one
+    assert (tmp_path / "seen").read_text().split().count("30") == 3
+
+
+def test_what_is_wrong_with_the_run_is_raised_here():
+    run = Run(model="no-such", dataset="demo", attack=ATTACKS[0])
+    with pytest.raises(SegproxError, match="there is no model 'no-such'"):
+        list(Processes(1)([Task(run, (0,))]))
+
+
+def test_devices_go_round():
+    engine = Processes(3, devices=("cuda:0", "cuda:1"))
+    assert [engine._device(i) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert Processes(3)._device(0) is None
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+@pytest.mark.filterwarnings("default")
+def test_a_ray_cluster_gives_the_same_and_replaces_actors_that_die(expected, dangerous, tmp_path):
+    import ray
+
+    run = dangerous(40, 10)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        # three actors on two processors: the third has to wait until another one is done for good
+        found = outcomes(Ray(3)([Task(run, (0, 1)), *demo_tasks()]))
+        risky = {key: found.pop(key) for key in [("fmn", "0-40"), ("fmn", "1-10")]}
+        assert_all_same(found, expected)
+        assert all(isinstance(record, Record) for record in risky.values())
+        assert (tmp_path / "died").exists()
+        wrong = Run(model="no-such", dataset="demo", attack=ATTACKS[0])
+        with pytest.raises(SegproxError, match="there is no model 'no-such'"):
+            list(Ray(1)([Task(wrong, (0,))]))
+        assert ray.is_initialized()  # a cluster that was there before stays
+    finally:
+        ray.shutdown()

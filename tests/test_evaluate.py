@@ -1,0 +1,511 @@
+"""Evaluations as a user runs them: going on, going wrong, being stopped."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from segprox import SegproxError
+from segprox.attacks import Fmn
+from segprox.run.engines import Local
+from segprox.run.evaluate import Evaluation, estimate, validate
+from segprox.run.plan import AttackEntry, Run, Settings
+from segprox.run.record import Failure, Record, same
+from segprox.run.store import Store, stores
+
+FAST = ("--model", "demo-standard", "--attack", "fmn", "--steps", 3)
+
+
+def a_run(model="demo-standard", dataset="demo", attack="fmn", goal="untargeted", fields=None, **settings):
+    entry = AttackEntry(name=attack, set={"steps": 3} if fields is None else fields)
+    return Run(model=model, dataset=dataset, attack=entry, goal=goal, settings=Settings(**settings))
+
+
+def done(out, *runs, **options):
+    """The events of an evaluation in this process."""
+    return list(Evaluation(runs, out, **options).go(Local()))
+
+
+def only(out):
+    (store,) = stores(out)
+    return store
+
+
+@pytest.fixture
+def attacked(monkeypatch):
+    """How many images are attacked, in a list that grows; `fails` may hold one to raise at each attack."""
+    sizes, run = [], Fmn.run
+
+    def counted(self, model, problem, *rest, **options):
+        sizes.append(len(problem))
+        return run(self, model, problem, *rest, **options)
+
+    monkeypatch.setattr(Fmn, "run", counted)
+    return sizes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three small pictures of the demo's classes."""
+    source = np.random.default_rng(0)
+    root = tmp_path / "data"
+    for part in ("images", "labels"):
+        (root / part).mkdir(parents=True)
+    for i in range(3):
+        Image.fromarray(source.integers(0, 256, (32, 48, 3), dtype=np.uint8)).save(root / f"images/{i}.png")
+        Image.fromarray(source.integers(0, 8, (32, 48), dtype=np.uint8)).save(root / f"labels/{i}.png")
+    return root
+
+
+def fail_at(monkeypatch, number, error):
+    """Let the attack of the image of that number (from 1) raise an error, or call something."""
+    run, calls = Fmn.run, []
+
+    def failing(self, *arguments, **options):
+        calls.append(1)
+        if len(calls) == number:
+            if callable(error):
+                error()
+            else:
+                raise error
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(Fmn, "run", failing)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+def test_what_is_done_is_not_done_again(tmp_path, attacked):
+    run = a_run(limit=3)
+    events = done(tmp_path, run)
+    assert [event.record.image for event in events] == ["scene-0000", "scene-0001", "scene-0002"]
+    assert [len(event.status.records) for event in events] == [3, 3, 3]  # one status, which grows
+    assert len(attacked) == 3
+    lines = (only(tmp_path).folder / "records.jsonl").read_bytes()
+    assert done(tmp_path, run) == []
+    assert len(attacked) == 3
+    assert (only(tmp_path).folder / "records.jsonl").read_bytes() == lines
+
+
+def test_each_record_is_on_the_disk_before_it_is_told(tmp_path):
+    for count, event in enumerate(Evaluation([a_run(limit=2)], tmp_path).go(Local()), start=1):
+        assert list(only(tmp_path).latest()) == ["scene-0000", "scene-0001"][:count]
+        assert only(tmp_path).latest()[event.record.image] == event.record
+
+
+def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(tmp_path, attacked):
+    done(tmp_path, a_run(limit=2))
+    assert len(done(tmp_path, a_run(limit=4))) == 2
+    assert len(attacked) == 4
+    assert only(tmp_path).run.settings.limit == 4
+    assert done(tmp_path, a_run(limit=1)) == []
+    assert len(only(tmp_path).latest()) == 4
+    (status,) = Evaluation([a_run(limit=1)], tmp_path).status()
+    assert (status.total, status.done, status.failed) == (1, 1, 0)
+
+
+def test_batches_make_no_difference(tmp_path):
+    done(tmp_path / "one", a_run(limit=3))
+    done(tmp_path / "two", a_run(limit=3), batch=2)
+    one, two = (only(tmp_path / name).latest() for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(same(one[name], two[name]) for name in one)
+
+
+def test_a_changed_image_is_done_again(tmp_path, folder, attacked):
+    run, out = a_run(dataset=f"folder:{folder}?classes=8"), tmp_path / "out"
+    done(out, run)
+    picture = np.array(Image.open(folder / "images/1.png"))
+    picture[0, 0, 0] ^= 1
+    Image.fromarray(picture).save(folder / "images/1.png")
+    (event,) = done(out, run)
+    assert event.record.image == "1"
+    assert len(attacked) == 4
+    assert [record.image for record in only(out).records()] == ["0", "1", "2", "1"]
+    assert only(out).latest()["1"] == event.record
+
+
+def test_failures_are_tried_again_when_asked_to(tmp_path, monkeypatch, attacked):
+    run = a_run(limit=3)
+    with monkeypatch.context() as patch:
+        fail_at(patch, 2, RuntimeError("bad luck"))
+        events = done(tmp_path, run)
+    assert [type(event.record) for event in events] == [Record, Failure, Record]
+    assert events[1].record.reason == "RuntimeError: bad luck"
+    assert done(tmp_path, run) == []
+    (event,) = done(tmp_path, run, retry_failed=True)
+    assert event.record.image == "scene-0001"
+    assert isinstance(event.record, Record)
+    assert event.status.failed == 0
+    assert done(tmp_path, run, retry_failed=True) == []
+
+
+def test_several_runs_have_a_folder_each(tmp_path):
+    runs = a_run(limit=1), a_run(limit=1, goal="road"), a_run(limit=1, attack="pgd")
+    done(tmp_path, *runs)
+    assert {store.folder.name for store in stores(tmp_path)} == {run.folder for run in runs}
+    assert all(len(store.latest()) == 1 for store in stores(tmp_path))
+
+
+def test_the_header_says_what_a_report_needs(tmp_path):
+    done(tmp_path, a_run(limit=1))
+    header = only(tmp_path).header
+    assert header["classes"][3] == "road"
+    assert header["palette"][3] == [95, 90, 105]
+    assert (header["images"], header["labels"], header["norm"]) == (100, "true", "linf")
+    assert header["cost"] == {"forwards": 3, "backwards": 2}
+    assert header["environment"]["torch"] == torch.__version__
+
+
+def test_what_others_wrote_before_the_lock_was_free_counts(tmp_path, monkeypatch, attacked):
+    run = a_run(limit=1)
+    enter = Store.__enter__
+
+    def late(self):  # another process finishes in the very moment
+        monkeypatch.setattr(Store, "__enter__", enter)
+        done(tmp_path, run)
+        return enter(self)
+
+    monkeypatch.setattr(Store, "__enter__", late)
+    assert done(tmp_path, run) == []
+    assert len(attacked) == 1
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+def test_evaluate_and_look_at_it(segprox, tmp_path):
+    code, output, _ = segprox("evaluate", *FAST, "--limit", 2, "--save", "png", "--save", "float", "--out", tmp_path)
+    assert code == 0
+    assert "median linf x 255" in output
+    assert "2/2" in output
+    assert "Results are in" in output
+    files = {path.suffix for path in (only(tmp_path).folder / "images").iterdir()}
+    assert files == {".png", ".safetensors"}
+    code, output, _ = segprox("evaluate", *FAST, "--limit", 3, "--out", tmp_path)
+    assert "2 of 3 images are done already." in output
+    code, output, _ = segprox("runs", tmp_path)
+    assert code == 0
+    assert "3/3" in output
+    assert "being written to" not in output
+    with only(tmp_path):
+        assert "being written to" in segprox("runs", tmp_path)[1]
+    code, output, _ = segprox("verify", tmp_path)
+    assert code == 0
+    assert output.count(" 2/2 ") == 2  # both formats
+
+
+def tamper_pixel(path):
+    picture = np.array(Image.open(path))
+    picture[5, 5] = 255 - picture[5, 5]
+    Image.fromarray(picture).save(path)
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        tamper_pixel,
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:500]),
+        lambda path: Image.new("RGB", (8, 8)).save(path),
+        lambda path: Image.new("L", (256, 128)).save(path),
+    ],
+    ids=["pixel", "missing", "torn", "size", "grey"],
+)
+def test_saved_images_that_are_not_what_was_found(segprox, tmp_path, tamper):
+    done(tmp_path, a_run(limit=2, save=("png",)))
+    tamper(sorted((only(tmp_path).folder / "images").iterdir())[0])
+    code, output, _ = segprox("verify", tmp_path)
+    assert code == 1
+    assert "1/2" in output
+    assert "1 saved images are not what their records say." in output
+
+
+def test_saved_images_of_which_the_originals_are_gone(segprox, tmp_path, folder):
+    out = tmp_path / "out"
+    done(out, a_run(dataset=f"folder:{folder}?classes=8", save=("float",)))
+    for file in (only(out).folder / "images").iterdir():
+        file.write_bytes(b"nothing")
+    code, output, _ = segprox("verify", out)
+    assert code == 1
+    assert "0/3" in output
+
+
+def test_nothing_to_verify(segprox, tmp_path):
+    done(tmp_path, a_run(limit=1))
+    code, _, error = segprox("verify", tmp_path)
+    assert code == 2
+    assert "nothing is saved" in error
+
+
+def test_images_without_labels_are_verified(segprox, tmp_path, folder):
+    done(tmp_path / "out", a_run(dataset=f"images:{folder / 'images'}", save=("float", "png")))
+    code, output, _ = segprox("verify", tmp_path / "out")
+    assert code == 0
+    assert output.count(" 3/3 ") == 2
+
+
+def test_log_as_json(segprox, tmp_path, monkeypatch):
+    fail_at(monkeypatch, 2, RuntimeError("bad luck"))
+    code, output, _ = segprox("evaluate", *FAST, "--limit", 2, "--log", "json", "--out", tmp_path)
+    assert code == 1
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert [line["event"] for line in lines] == ["image", "image", "finished"]
+    assert [line.get("status") for line in lines] == ["done", "failed", None]
+    assert lines[0]["run"] == only(tmp_path).folder.name
+    assert lines[0]["linf"] == only(tmp_path).latest()["scene-0000"].found.linf
+    assert lines[1]["reason"] == "RuntimeError: bad luck"
+    assert lines[2]["failed"] == 1
+
+
+def test_failures_end_with_1_and_are_named(segprox, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        fail_at(patch, 1, RuntimeError("bad luck"))
+        code, output, _ = segprox("evaluate", *FAST, "--limit", 2, "--out", tmp_path)
+    assert code == 1
+    assert "scene-0000 failed: RuntimeError: bad luck" in output
+    assert "1 images failed" in output
+    assert segprox("evaluate", *FAST, "--limit", 2, "--out", tmp_path)[0] == 1
+    assert segprox("evaluate", *FAST, "--limit", 2, "--retry-failed", "--out", tmp_path)[0] == 0
+
+
+def test_quiet(segprox, tmp_path):
+    assert segprox("evaluate", *FAST, "--limit", 1, "--log", "quiet", "--out", tmp_path) == (0, "", "")
+
+
+def test_the_same_attack_twice_is_done_once(segprox, tmp_path):
+    code, *_ = segprox("evaluate", *FAST, "--attack", "fmn", "--limit", 1, "--log", "quiet", "--out", tmp_path)
+    assert code == 0
+    assert len(only(tmp_path).latest()) == 1
+
+
+def test_a_dry_run_writes_nothing(segprox, tmp_path):
+    out = tmp_path / "out"
+    code, output, _ = segprox("evaluate", *FAST, "--steps", 7, "--limit", 10, "--dry-run", "--out", out)
+    assert code == 0
+    words = " ".join(output.split())
+    assert "70 60" in words  # forwards and backwards of 10 images
+    assert "1 runs, 10 images, 130 forwards and backwards: at most 0:00:" in words
+    assert not out.exists()
+    done(out, a_run(limit=2, fields={"steps": 7}))
+    before = (only(out).folder / "records.jsonl").read_bytes()
+    output = segprox("evaluate", *FAST, "--steps", 7, "--limit", 10, "--budget", 4, "--dry-run", "--out", out)[1]
+    assert "10 images, 40 forwards" in " ".join(output.split())  # another run, of at most 4 queries each
+    output = segprox("evaluate", "--model", "demo-standard", "--dataset", "demo", "--attack", "fmn", "--steps", 7,
+                     "--limit", 10, "--dry-run", "--out", out)[1]  # fmt: skip
+    assert "8 images, 104 forwards" in " ".join(output.split())
+    assert (only(out).folder / "records.jsonl").read_bytes() == before
+
+
+def test_a_dry_run_without_an_image_to_time(segprox, tmp_path, folder):
+    (folder / "images/0.png").write_bytes(b"no picture")
+    code, output, _ = segprox(
+        "evaluate", *FAST, "--dataset", f"folder:{folder}?classes=8", "--dry-run", "--out", tmp_path / "out"
+    )
+    assert code == 0
+    assert "unknown" in output
+
+
+def test_estimates_count_failures_only_if_they_are_tried_again(tmp_path, monkeypatch):
+    fail_at(monkeypatch, 1, RuntimeError("bad luck"))
+    done(tmp_path, a_run(limit=3))
+    (status,) = Evaluation([a_run(limit=5)], tmp_path).status()
+    assert estimate(status, {})[1:] == (2, 6, 4, None)
+    assert estimate(status, {"demo-standard demo": (1.0, 10.0)}, retry_failed=True)[1:] == (3, 9, 6, 69.0)
+
+
+SPEC = """
+settings: {limit: 5, save: [png], seed: 3}
+grids:
+  - models: [demo-standard]
+    datasets: [demo]
+    attacks: [{name: fmn, set: {steps: 2}}, {name: pgd, set: {steps: 2}}]
+    goals: [untargeted, road]
+"""
+
+
+def test_run_a_spec_with_overrides(segprox, tmp_path):
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    out = tmp_path / "out"
+    code, *_ = segprox("run", tmp_path / "spec.yaml", "--limit", 1, "--budget", 3, "--save", "float", "--out", out)
+    assert code == 0
+    found = stores(out)
+    assert len(found) == 4
+    assert {(store.run.attack.name, store.run.goal) for store in found} == {
+        (name, goal) for name in ("fmn", "pgd") for goal in ("untargeted", "road")
+    }
+    for store in found:
+        assert store.run.settings == Settings(limit=1, save=("float",), seed=3, budget=3)
+        (record,) = store.latest().values()
+        assert set(record.saved) == {"float"}
+        assert record.forwards + record.backwards == 3
+    code, *_ = segprox("run", tmp_path / "spec.yaml", "--limit", 1, "--device", "cpu", "--dry-run", "--out", out)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "no-such"], "there is no model 'no-such'"),
+        (["--dataset", "no-such"], "there is no dataset 'no-such'"),
+        (["--attack", "no-such"], "there is no attack 'no-such'"),
+        (["--set", "stepz=3"], "fmn has no field 'stepz'"),
+        (["--attack", "asma"], "asma steps=3 needs a target"),
+        (["--target", "elephant"], "there is no class 'elephant'"),
+        (["--save", "jpg"], "save of an evaluation cannot be 'jpg'"),
+        (["--threshold", "0"], "threshold of an evaluation cannot be 0.0"),
+        (["--precision", "float8"], "precision of a model cannot be 'float8'"),
+        (["--out", "/dev/null/folder"], "cannot write to /dev/null/folder: Not a directory"),
+        (["--out", "/proc/folder"], "cannot write to /proc/folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(segprox, tmp_path, arguments, sentence):
+    code, output, error = segprox("evaluate", *FAST, "--limit", 1, "--out", tmp_path / "out", *arguments)
+    assert code == 2
+    assert output == ""
+    assert error.startswith(f"error: {sentence}")
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_everything_that_is_wrong_is_said_at_once(segprox, tmp_path, folder):
+    (tmp_path / "spec.yaml").write_text(f"""
+        grids:
+          - models: [no-model, demo-standard]
+            datasets: [no-data, demo, "folder:{folder}?classes=9"]
+            attacks: [fmn, no-attack, {{name: fmn, set: {{stepz: 3}}}}, asma]
+            goals: [untargeted, elephant]
+    """)
+    code, _, error = segprox("run", tmp_path / "spec.yaml", "--out", tmp_path / "out")
+    assert code == 2
+    for sentence in (
+        "there is no model 'no-model'", "there is no dataset 'no-data'", "there is no attack 'no-attack'",
+        "fmn has no field 'stepz'", "asma needs a target", "there is no class 'elephant'",
+        f"demo-standard tells 8 classes apart but folder:{folder}?classes=9 has 9",
+    ):  # fmt: skip
+        assert error.count(sentence) >= 1, sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_are_not_what_they_should_be_are_refused_early(tmp_path):
+    (tmp_path / "net.py").write_text("import torch\ndef net():\n    return torch.nn.Sequential("
+                                     "torch.nn.Conv2d(3, 8, 1), torch.nn.Softmax(1))")  # fmt: skip
+    with pytest.raises(SegproxError, match="seems to return probabilities"):
+        validate([a_run(model=f"python:{tmp_path}/net.py:net")])
+
+
+def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path, folder):
+    (folder / "images/0.png").write_bytes(b"no picture")
+    arguments = ("evaluate", *FAST, "--dataset", f"folder:{folder}?classes=8", "--out", tmp_path / "out")
+    code, output, _ = segprox(*arguments)
+    assert code == 1
+    assert "0 failed: cannot read" in output
+    assert [type(record) for record in only(tmp_path / "out").latest().values()] == [Failure, Record, Record]
+
+
+# --- being stopped ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "stop",
+    [KeyboardInterrupt(), lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGTERM)],
+)
+def test_a_run_that_is_stopped_keeps_what_is_done(segprox, tmp_path, monkeypatch, stop):
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        fail_at(patch, 3, stop)
+        code, output, _ = segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)
+    assert code == 130
+    assert "Interrupted: every finished image is recorded. The same command again goes on." in output
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert list(only(tmp_path).latest()) == ["scene-0000", "scene-0001"]
+    assert not only(tmp_path).locked
+    assert segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)[0] == 0
+    assert len(list(only(tmp_path).records())) == 4
+
+
+def test_interruptions_are_json_too(segprox, tmp_path, monkeypatch):
+    fail_at(monkeypatch, 2, KeyboardInterrupt())
+    code, output, _ = segprox("evaluate", *FAST, "--log", "json", "--out", tmp_path)
+    assert code == 130
+    assert [json.loads(line)["event"] for line in output.splitlines()] == ["image", "interrupted"]
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(segprox, tmp_path, monkeypatch):
+    append, calls = Store.append, []
+
+    def full(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "append", full)
+        code, _, error = segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)
+    assert code == 2
+    assert error.startswith("error: cannot write: No space left on device; every finished image is recorded")
+    assert len(error.splitlines()) == 1
+    assert len(only(tmp_path).latest()) == 2
+    assert segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)[0] == 0
+    assert len(list(only(tmp_path).records())) == 4
+
+
+def test_two_processes_cannot_write_to_one_run(segprox, tmp_path, attacked):
+    run = a_run(dataset="synthetic", limit=1)
+    with Store(tmp_path / run.folder):
+        code, _, error = segprox("evaluate", *FAST, "--limit", 1, "--out", tmp_path)
+    assert code == 2
+    assert error.startswith(f"error: another process (pid {os.getpid()}) is writing to")
+    assert attacked == []
+
+
+def children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(number) for number in found.stdout.split()]
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_run_that_is_killed_again_and_again_loses_nothing(tmp_path):
+    chance, out = random.Random(0), tmp_path / "out"
+    run = a_run(limit=12, fields={"steps": 10}, save=("png",))
+    arguments = ["--model", run.model, "--dataset", run.dataset, "--attack", "fmn", "--steps", "10", "--save", "png"]
+    for workers in ("1", "2", "1"):
+        known = len(Store(out / run.folder).latest())
+        command = [sys.executable, "-m", "segprox", "evaluate", *arguments, "--limit", "12", "--log", "json",
+                   "--workers", workers, "--out", str(out)]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for _ in range(chance.randint(1, 3)):  # then at any moment
+                assert json.loads(process.stdout.readline())["event"] == "image"
+            time.sleep(chance.uniform(0, 0.3))
+            hands = children(process.pid)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        assert len(Store(out / run.folder).latest()) > known
+        assert not only(out).locked
+        end = time.monotonic() + 60
+        while not all(gone(pid) for pid in hands):
+            assert time.monotonic() < end, "workers outlive the process that started them"
+            time.sleep(0.05)
+    missing = 12 - len(only(out).latest())
+    assert missing > 0
+    assert len(done(out, run)) == missing  # nothing twice
+    done(tmp_path / "whole", run)
+    found, expected = only(out).latest(), only(tmp_path / "whole").latest()
+    assert len(list(only(out).records())) == 12
+    assert found.keys() == expected.keys()
+    assert all(same(found[name], expected[name]) for name in expected)
+    for record in found.values():
+        whole = tmp_path / "whole" / run.folder / record.saved["png"].file
+        assert (only(out).folder / record.saved["png"].file).read_bytes() == whole.read_bytes()

@@ -1,0 +1,209 @@
+"""What to run: specs and what is refused about them."""
+
+import dataclasses
+from collections import Counter
+from importlib import resources
+
+import pytest
+import yaml
+
+from segprox import SegproxError
+from segprox.attacks import PAPER_ATTACKS, AlmaProx, Pdpgd, make_attack
+from segprox.models import PAPER_MODELS
+from segprox.run.plan import AttackEntry, Grid, Run, Settings, Spec, check_runs
+
+SMALL = "grids: [{models: [demo-robust], datasets: [demo], attacks: [fmn]}]"
+
+
+def shipped(name):
+    return Spec.read_text((resources.files("segprox.run") / "specs" / f"{name}.yaml").read_text(), name)
+
+
+def a_run(model="demo-robust", dataset="demo", attack="fmn", goal="untargeted", fields=None, **settings):
+    entry = AttackEntry(name=attack, set=fields or {})
+    return Run(model=model, dataset=dataset, attack=entry, goal=goal, settings=Settings(**settings))
+
+
+def test_a_spec_is_read_in_full():
+    spec = Spec.read_text("""
+        settings: {limit: 3, threshold: 0.9, seed: 7, budget: 50, save: [png, float], model_options: {device: cpu}}
+        grids:
+          - models: [demo-robust, demo-standard]
+            datasets: [demo]
+            attacks: [fmn, {name: pgd, set: {steps: 3, epsilon: 8/255}}]
+            goals: [untargeted, road]
+          - {models: [demo-robust], datasets: ["demo?seed=1"], attacks: [dag]}
+    """)
+    options = {"device": "cpu"}
+    assert spec.settings == Settings(
+        limit=3, threshold=0.9, seed=7, budget=50, save=("png", "float"), model_options=options
+    )
+    runs = spec.runs()
+    assert [run.title for run in runs[:4]] == [
+        "demo-robust | demo | fmn | untargeted",
+        "demo-robust | demo | pgd steps=3 epsilon=8/255 | untargeted",
+        "demo-robust | demo | fmn | road",
+        "demo-robust | demo | pgd steps=3 epsilon=8/255 | road",
+    ]
+    assert len(runs) == 9
+    assert runs[-1].title == "demo-robust | demo?seed=1 | dag | untargeted"
+    assert all(run.settings == spec.settings for run in runs)
+    assert runs[1].attack.make() == make_attack("pgd", steps=3, epsilon=8 / 255)
+
+
+def test_what_is_left_out_has_defaults():
+    (run,) = Spec.read_text(SMALL).runs()
+    assert run.settings == Settings()
+    assert (run.goal, run.settings.limit, run.settings.threshold, run.settings.budget) == (
+        "untargeted", None, 0.99, None,
+    )  # fmt: skip
+    assert run.settings.save == ()
+
+
+def test_everything_that_does_not_fit_is_named_at_once():
+    with pytest.raises(SegproxError) as error:
+        Spec.read_text("""
+            settings: {limit: 0, save: [jpg], sed: 1}
+            grids: [{models: [], datasets: [demo], attacks: [{nam: fmn}], colour: red}]
+        """)
+    text = str(error.value)
+    assert text.startswith("the spec does not fit: ")
+    for place in ("limit", "save.0", "sed", "models", "attacks.0.name", "attacks.0.nam", "colour"):
+        assert f"{place}: " in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "grids: []", "grids: [fmn]", "settings: {}", "grids: {a: 1}"])
+def test_what_is_no_spec_is_refused(text):
+    with pytest.raises(SegproxError, match="does not fit"):
+        Spec.read_text(text)
+
+
+@pytest.mark.parametrize("text", ["a: [", "\tgrids: 1", "!!python/object/apply:os.getcwd []"])
+def test_what_is_no_yaml_is_refused_in_one_line(text):
+    with pytest.raises(SegproxError, match="x is not YAML") as error:
+        Spec.read_text(text, "x")
+    assert "\n" not in str(error.value)
+
+
+def test_files(tmp_path):
+    file = tmp_path / "spec.yaml"
+    file.write_text(SMALL)
+    assert Spec.read(file) == Spec.read_text(SMALL)
+    with pytest.raises(SegproxError, match=r"cannot read .*missing\.yaml: No such file"):
+        Spec.read(tmp_path / "missing.yaml")
+    with pytest.raises(SegproxError, match=r"cannot read .*: Is a directory"):
+        Spec.read(tmp_path)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SegproxError, match=r"cannot read .*: it is not text in UTF-8"):
+        Spec.read(file)
+
+
+DIFFERENT = [
+    a_run(),
+    a_run(model="demo-standard"),
+    a_run(model="demo/robust"),
+    a_run(dataset="demo?seed=1"),
+    a_run(attack="dag"),
+    a_run(fields={"steps": 5}),
+    a_run(fields={"steps": 6}),
+    a_run(goal="road"),
+    a_run(threshold=0.9),
+    a_run(seed=1),
+    a_run(budget=10),
+    a_run(model_options={"precision": "bfloat16"}),
+    a_run(model="x" * 300),
+    a_run(model="y" + "x" * 300),
+]
+
+
+def test_different_runs_have_different_folders():
+    folders = Counter(run.folder for run in DIFFERENT)
+    assert max(folders.values()) == 1
+    for folder in folders:
+        assert len(folder) < 200
+        assert "/" not in folder
+        assert not folder.startswith((".", "-"))
+    assert DIFFERENT[0].folder.startswith("demo-robust+demo+fmn+untargeted+")
+
+
+def test_the_number_of_images_and_which_are_kept_make_no_other_run():
+    assert a_run(limit=3).folder == a_run(limit=None).folder == a_run(save=("png",)).folder == a_run().folder
+
+
+def test_folders_stay_the_same_from_version_to_version():
+    assert a_run().folder == a_run().folder == dataclasses.replace(a_run()).folder
+    assert a_run(fields={"a": 1, "b": 2}).folder == a_run(fields={"b": 2, "a": 1}).folder
+
+
+def test_repeated_runs_are_done_once():
+    grid = Grid(models=("a", "b", "a"), datasets=("d",), attacks=(AttackEntry(name="fmn"), AttackEntry(name="fmn")))
+    titles = [run.title for run in Spec(grids=(grid, grid)).runs()]
+    assert titles == ["a | d | fmn | untargeted", "b | d | fmn | untargeted"]
+
+
+def test_the_shipped_example():
+    runs = shipped("example").runs()
+    assert len(runs) == 2 * 2 * 2
+    assert {run.goal for run in runs} == {"untargeted", "road"}
+    assert check_runs(runs) == []
+
+
+def test_the_shipped_paper_is_the_whole_evaluation():
+    runs = shipped("paper").runs()
+    assert check_runs(runs) == []
+    assert {run.model for run in runs} == set(PAPER_MODELS)
+    datasets = {run.dataset.partition(":")[0] for run in runs}
+    assert datasets == {"voc", "cityscapes"}
+    targets = {"voc": "background", "cityscapes": "smooth"}
+    for model in PAPER_MODELS:
+        of_model = [run for run in runs if run.model == model]
+        (dataset,) = {run.dataset.partition(":")[0] for run in of_model}
+        assert dataset in model
+        for goal in ("untargeted", targets[dataset]):
+            names = {run.attack.name for run in of_model if run.goal == goal}
+            assert names == set(PAPER_ATTACKS)
+    plain = [run for run in runs if "masking" not in run.attack.set]
+    assert len(plain) == len(PAPER_MODELS) * 2 * len(PAPER_ATTACKS)
+    alma = next(run for run in plain if run.attack.name == "alma-prox").attack.make()
+    assert alma == AlmaProx(step_size=0.001, penalty=0.01, prox="ternary")
+
+
+def test_the_shipped_paper_has_the_ablation_of_masking():
+    ablation = [run for run in shipped("paper").runs() if "masking" in run.attack.set]
+    assert {(run.attack.name, run.attack.set["masking"]) for run in ablation} == {
+        ("alma-prox", "none"), ("alma-prox", "fixed"), ("pdpgd", "none"), ("pdpgd", "fixed"), ("pdpgd", "decay"),
+    }  # fmt: skip
+    for run in ablation:
+        attack = run.attack.make()
+        assert isinstance(attack, AlmaProx | Pdpgd)
+        assert not isinstance(attack, AlmaProx) or (attack.step_size, attack.penalty) == (0.001, 0.01)
+        assert run.goal == "untargeted"
+
+
+@pytest.mark.parametrize("name", ["example", "paper"])
+def test_shipped_specs_survive_a_round_trip_as_plain_yaml(name):
+    text = (resources.files("segprox.run") / "specs" / f"{name}.yaml").read_text()
+    assert Spec.read_text(yaml.safe_dump(yaml.safe_load(text))) == shipped(name)
+
+
+def test_attacks_and_goals_are_checked_without_loading_anything():
+    runs = [
+        a_run(model="no-such", dataset="no-such"),
+        a_run(attack="no-such"),
+        a_run(attack="no-such", goal="road"),
+        a_run(fields={"stepz": 3}),
+        a_run(fields={"steps": 0}),
+        a_run(attack="asma"),
+        a_run(attack="asma", goal="road"),
+    ]
+    problems = check_runs(runs)
+    assert [problem.split(";")[0].split(":")[0] for problem in problems] == [
+        "there is no attack 'no-such'",
+        "fmn has no field 'stepz'",
+        "steps of fmn cannot be 0",
+        "asma needs a target, but a goal of its runs is untargeted",
+    ]
+
+
+def test_runs_of_which_nothing_is_wrong():
+    assert check_runs([a_run(), a_run(attack="asma", goal="road"), a_run(attack="bisect:pgd")]) == []
