@@ -57,7 +57,7 @@ def test_what_is_left_out_has_defaults():
     assert (run.goal, run.settings.limit, run.settings.threshold, run.settings.budget) == (
         "untargeted", None, 0.99, None,
     )  # fmt: skip
-    assert run.settings.save == ()
+    assert run.settings.save == ("preview",)
 
 
 def test_everything_that_does_not_fit_is_named_at_once():

@@ -14,6 +14,7 @@ from segprox import SegproxError, load_dataset, load_model
 from segprox.attacks import ATTACKS, Fmn, make_attack
 from segprox.data import Sample
 from segprox.run.plan import AttackEntry, Run, Settings
+from segprox.run.preview import decode_preview
 from segprox.run.record import Failure, Record, same, weights_digest
 from segprox.run.worker import DEADLY, Task, Worker, failure, prepare, to_bytes
 
@@ -139,9 +140,20 @@ def test_the_float_file_is_what_was_found_bit_for_bit(monkeypatch):
 
 
 def test_nothing_is_saved_unless_asked_for():
-    (result,) = work(a_run())
+    (result,) = work(a_run(save=()))
     assert result.record.saved == {}
+    assert result.record.preview is None
     assert not result.files
+
+
+def test_a_preview_is_kept_by_default():
+    (result,) = work(a_run())
+    assert list(result.files) == [result.record.preview]
+    pictures = decode_preview(result.files[result.record.preview])
+    sizes = {part: Image.open(io.BytesIO(content)).size for part, content in pictures.items()}
+    assert set(sizes.values()) == {(result.record.width, result.record.height)}
+    drawn = np.asarray(Image.open(io.BytesIO(pictures["label"])))
+    assert np.array_equal(drawn, load_dataset("demo")[0].label.numpy())
 
 
 def test_names_of_files_are_plain_and_different():

@@ -137,7 +137,8 @@ def evaluate(
     devices = device.split(",") if device else []
     options: dict[str, Any] = {"device": devices[0]} if devices else {}
     options |= {"precision": precision} if precision else {}
-    options |= {"compile": True} if compile_ else {"lean": lean}
+    options |= {"compile": True} if compile_ else {}
+    options |= {} if lean else {"lean": False}
     options |= {"channels_last": True} if channels_last else {}
     settings = checked(
         Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget,
@@ -177,8 +178,7 @@ def run(
     changes: dict[str, Any] = {"limit": limit, "budget": budget, "save": tuple(save) if save else None}
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
-    options = {"lean": lean and not settings.model_options.get("compile")} | settings.model_options
-    options |= {"device": devices[0]} if devices else {}
+    options = settings.model_options | ({"device": devices[0]} if devices else {}) | ({} if lean else {"lean": False})
     settings = dataclasses.replace(settings, model_options=options)
     runs = dataclasses.replace(content, settings=settings).runs()
     means = Means(engine, workers, address, threads, devices, log)

@@ -79,7 +79,7 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
         segmenter = segmenter.double()
     elif options.precision != "float32":
         segmenter.autocast = getattr(torch, options.precision)
-    if options.lean:
+    if options.lean and not options.compile:
         make_lean(segmenter)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind

@@ -48,7 +48,7 @@ class ModelOptions:
     ] = "float32"
     channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
     compile: Annotated[bool, Field(description="torch.compile the network")] = False
-    lean: Annotated[bool, Field(description="hold only what the gradient of the image needs: far less memory")] = False
+    lean: Annotated[bool, Field(description="hold only what the image's gradient needs; compile excludes it")] = False
     multiple: Annotated[int | None, Field(ge=1, description="pad images to multiples of this")] = None
     resize: Annotated[HeightWidth | None, Field(description="the only size the network takes, as 512x1024")] = None
     mean: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None
@@ -72,10 +72,6 @@ class ModelOptions:
         """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""
         names = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "binary", "output")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    def __post_init__(self) -> None:
-        if self.lean and self.compile:
-            raise ValueError("lean and compile do not go together: choose one of them")
 
     def torch_device(self) -> torch.device:
         """The device, `auto` resolved."""

@@ -21,6 +21,7 @@ from segprox.counts import class_counts
 from segprox.data import Dataset, Sample, Target, load_dataset, make_target, with_own_labels
 from segprox.errors import SegproxError
 from segprox.models import Segmenter, load_model
+from segprox.naming import Name
 from segprox.norms import distance
 from segprox.problem import Problem, predictions
 from segprox.run.plan import UNTARGETED, Run
@@ -94,7 +95,8 @@ def prepare(run: Run, device: str | None = None) -> Prepared:
 
 def prepare_model(run: Run, device: str | None = None) -> tuple[Segmenter, str]:
     """The model of a run, and the hash of its weights."""
-    options = run.settings.model_options | ({} if device is None else {"device": device})
+    lean = {} if "lean" in Name.parse(run.model).options else {"lean": True}
+    options = lean | run.settings.model_options | ({} if device is None else {"device": device})
     return _model(run.model, json.dumps(options, sort_keys=True, default=str))
 
 
