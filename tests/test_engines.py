@@ -94,11 +94,6 @@ def test_no_tasks():
     assert list(Local()([])) == list(Processes(2)([])) == []
 
 
-def test_other_processes_give_the_same(expected):
-    engine = Processes(2)
-    assert_all_same(outcomes(engine(demo_tasks())), expected)
-
-
 def kill_when_it_appears(path: Path):
     """Kill the process that writes its number there."""
 
@@ -113,13 +108,15 @@ def kill_when_it_appears(path: Path):
     return thread
 
 
-def test_processes_that_die_are_replaced(dangerous, tmp_path):
+def test_other_processes_give_the_same_and_are_replaced_when_they_die(expected, dangerous, tmp_path):
     run = dangerous(10, 30, 20, 10)
     watcher = kill_when_it_appears(tmp_path / "pid")
     start = time.monotonic()
-    found = outcomes(Processes(2)([Task(run, (0, 1)), Task(run, (2,)), Task(run, (3,))]))
+    risky = [Task(run, (0, 1)), Task(run, (2,)), Task(run, (3,))]
+    found = outcomes(Processes(2)([*risky, *demo_tasks()]))
     watcher.join()
     assert time.monotonic() - start < 600  # nobody waited for the one that slept
+    assert_all_same({key: found.pop(key) for key in expected}, expected)
     assert len(found) == 4
     deadly = found.pop(("fmn", "1-30"))
     assert isinstance(deadly, Failure)

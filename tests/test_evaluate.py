@@ -102,7 +102,7 @@ def test_each_record_is_on_the_disk_before_it_is_told(tmp_path):
         assert only(tmp_path).latest()[event.record.image] == event.record
 
 
-def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(tmp_path, attacked):
+def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_path, attacked):
     done(tmp_path, a_run(limit=2))
     assert len(done(tmp_path, a_run(limit=4))) == 2
     assert len(attacked) == 4
@@ -111,6 +111,7 @@ def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(tmp_path, attack
     assert len(only(tmp_path).latest()) == 4
     (status,) = Evaluation([a_run(limit=1)], tmp_path).status()
     assert (status.total, status.done, status.failed) == (1, 1, 0)
+    assert " 4/4 " in segprox("runs", tmp_path)[1]
 
 
 def test_batches_make_no_difference(tmp_path):
