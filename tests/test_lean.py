@@ -258,3 +258,21 @@ def test_a_network_that_insists_on_single_precision():
             return self.inner(x).relu()
 
     assert make_lean(Segmenter(Insists())).plain == ()
+
+
+def test_a_network_that_cannot_be_checked_stays_plain():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x):
+            assert x.shape[2] == 40, "another size, please"
+            return self.inner(x).relu()
+
+    model, images = Segmenter(Picky()), torch.rand(1, 3, 40, 40)
+    before = held_bytes(model, images)
+    assert set(make_lean(model).plain) == set(lean.OPERATIONS)
+    assert held_bytes(model, images) == before
+    assert make_lean(model, size=(40, 40)).plain == ()
+    assert held_bytes(model, images) < before / 10

@@ -6,6 +6,7 @@ output where one bit per value would do. Inside `LeanOperations` these operation
 ones that keep only what the gradient of their input needs. Everything else runs as it is.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -425,7 +426,7 @@ def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = 
     """Let a model hold only what the gradient of its images needs, from now on.
 
     Its gradient on a random image is compared with the plain one, in double precision. Operations that make it differ
-    are left plain, so that the result is exact in any case.
+    are left plain, so that the result is exact in any case; all of them, if the network cannot take such an image.
 
     Args:
         model: the model, which is changed.
@@ -438,15 +439,22 @@ def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = 
     images = torch.rand(1, channels, *size, generator=generator).to(model.device)
     lower, model.autocast, model.operations = model.autocast, None, nullcontext()
     try:
-        with _in_double(model):
-            plain, error = _left_plain(model, images.double(), TOLERANCE)
-    except (RuntimeError, TypeError):  # a network that insists on single precision
-        plain, error = _left_plain(model, images, SINGLE_TOLERANCE)
+        plain, error = _checked(model, images)
+    except Exception:  # a network that cannot take such an image, whatever it may raise: nothing can be checked
+        return Leanness(tuple(OPERATIONS), 0, math.nan)
     finally:
         model.autocast = lower
     operations = LeanOperations(plain)
     model.operations = operations
     return Leanness(plain, len(checkpoint_blocks(model.model, operations)) if again else 0, error)
+
+
+def _checked(model: Segmenter, images: Tensor) -> tuple[tuple[str, ...], float]:
+    try:
+        with _in_double(model):
+            return _left_plain(model, images.double(), TOLERANCE)
+    except (RuntimeError, TypeError):  # a network that insists on single precision
+        return _left_plain(model, images, SINGLE_TOLERANCE)
 
 
 def _left_plain(model: Segmenter, images: Tensor, tolerance: float) -> tuple[tuple[str, ...], float]:
