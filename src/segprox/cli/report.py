@@ -39,7 +39,9 @@ def report(
     for table in tables:
         if table.name.startswith("norms-"):
             out.print(to_screen(table))
-    out.print(f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False)
+    out.print(
+        f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
+    )
 
 
 def _write_page(results: Sequence[RunResults], path: Path) -> None:

@@ -7,8 +7,15 @@ import numpy as np
 from segprox.report.groups import Group
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
-    Interval, Paired, Summary, common_norms, compare_pair, head_to_head, optimality, summarise,
-)  # fmt: skip
+    Interval,
+    Paired,
+    Summary,
+    common_norms,
+    compare_pair,
+    head_to_head,
+    optimality,
+    summarise,
+)
 from segprox.report.tables import Column, Table, Value
 from segprox.run.plan import UNTARGETED
 
@@ -208,7 +215,7 @@ def compare_table(pairs: Sequence[tuple[str, RunResults, RunResults]]) -> Table:
 
 def _runs(groups: Sequence[Group]) -> Table:
     """What short names stand for."""
-    rows = tuple(
+    rows: Lines = tuple(
         (*group.names, label, len(result.records), len(result.failures), *_origin(result))
         for group in groups
         for label, result in group.runs.items()

@@ -48,7 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows and notes.
+    r"""Columns, rows and notes.
 
     Example:
         >>> columns = (Column("attack"), Column("norm", ".1f", best="min"))
@@ -58,7 +58,7 @@ class Table:
         | attack     |    norm |
         | :--------- | ------: |
         | fmn        | **2.0** |
-        | alma\\_prox | **2.0** |
+        | alma\_prox | **2.0** |
     """
 
     name: str  # of its files
@@ -99,7 +99,9 @@ def to_screen(table: Table) -> Stack:
     return Stack(*blocks, *(Text(note, style="dim") for note in table.notes))
 
 
-def _block(table: Table, numbers: Sequence[int], places: Sequence[int], title: str, bold: set[tuple[int, int]]) -> Screen:
+def _block(
+    table: Table, numbers: Sequence[int], places: Sequence[int], title: str, bold: set[tuple[int, int]]
+) -> Screen:
     screen = Screen(box=SIMPLE_HEAD, pad_edge=False, title=Text(title) if title else None, title_justify="left")
     for place in places:
         numeric = table.columns[place].form is not None
@@ -117,10 +119,14 @@ def to_markdown(table: Table) -> str:
     widths = [max(3, *(len(line[place]) for line in [heads, *cells])) for place in range(len(heads))]
     numeric = [column.form is not None for column in table.columns]
     lines = [
-        " | ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric))
+        " | ".join(
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric)
+        )
         for line in [heads, *cells]
     ]
-    rule = " | ".join(f"{'-' * (width - 1)}:" if right else f":{'-' * (width - 1)}" for width, right in zip(widths, numeric))
+    rule = " | ".join(
+        f"{'-' * (width - 1)}:" if right else f":{'-' * (width - 1)}" for width, right in zip(widths, numeric)
+    )
     body = "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
     return "\n\n".join([f"**{_markdown(table.title)}**", body, *map(_markdown, table.notes)])
 
@@ -207,4 +213,4 @@ def _latex(text: str) -> str:
 def _csv(value: Value) -> str | float:
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) else value
