@@ -47,7 +47,7 @@ def _norms(known: Summaries, name: str, untargeted: bool) -> Table:
     for names, runs in chosen.items():
         over = ", ".join(names[: 2 if names[2] == UNTARGETED else 3])
         columns += [Column("median", ".2f", "min", over), Column("mean", ".2f", "min", over)]
-        columns += [Column("broken", "", "max", over), Column("of", "d", None, over), Column("failed", "d", None, over)]
+        columns.append(Column("broken", "", over=over))
         for attack, line in zip(attacks, cells):
             line += _norm_cells(runs.get(attack))
     rows = tuple(tuple(line) for line in cells)
@@ -56,9 +56,9 @@ def _norms(known: Summaries, name: str, untargeted: bool) -> Table:
 
 def _norm_cells(summary: Summary | None) -> list[Value]:
     if summary is None:
-        return [None] * 5
-    median, mean = summary.median * 255, summary.mean * 255
-    return [median, mean, summary.broken, summary.images, summary.failures]
+        return [None] * 3
+    failed = f", {summary.failures} failed" if summary.failures else ""
+    return [summary.median * 255, summary.mean * 255, f"{summary.broken} of {summary.images}{failed}"]
 
 
 def _long(known: Summaries, cells: Callable[[Summary], Sequence[Value]]) -> Lines:

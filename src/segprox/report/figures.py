@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.path import Path as Line
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from matplotlib.transforms import ScaledTranslation
 
 from segprox.counts import Counts
 from segprox.errors import SegproxError
@@ -58,7 +59,11 @@ def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
             "classes": draw_classes(shown),
             "queries": draw_queries(shown),
         }
-        return figures | ({"masking": draw_unbroken(masked)} if masked else {})
+        figures |= {"masking": draw_unbroken(masked)} if masked else {}
+        for figure in figures.values():
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # keeps what was laid out: every format is the same, and quick to write
+    return figures
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -290,9 +295,10 @@ def _title(axes: Axes, group: Group) -> None:
     failed = sum(len(result.failures) for result in group.attacked.values())
     images = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     note = f"{images} image{'' if counts == {1} else 's'}" + (f", {failed} failed" if failed else "")
-    axes.set_title(f"{_text(group.model, 42)}\n", loc="left", fontweight="bold")
+    axes.set_title(_text(group.model, 42), loc="left", fontweight="bold", pad=19)
     below = f"{_text(f'{group.dataset}, {group.goal}', 34)}: {note}"
-    axes.text(0, 1, below, transform=axes.transAxes, va="bottom", color="#333333", fontsize="medium", zorder=5)
+    lifted = axes.transAxes + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)  # 5 points above the panel
+    axes.text(0, 1, below, transform=lifted, va="bottom", color="#444444")
 
 
 def _tidy(panels: Sequence[Axes], share_y: bool = True) -> None:

@@ -8,7 +8,7 @@ is NaN.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import comb, nan
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -199,8 +199,7 @@ def optimality(norms: Values) -> Values:
         return np.full(len(norms), nan)
     end = best.max()
     area = (end - best).sum()
-    reached = (norms <= best) if area == 0 else (end - np.minimum(norms, end)) * (len(best) / area)
-    shares: Values = np.clip(reached.mean(1), 0.0, 1.0)  # whatever rounding does
+    shares: Values = (end - np.minimum(norms, end)).sum(1) / area if area > 0 else (norms <= best).mean(1)
     return shares
 
 
@@ -260,7 +259,10 @@ def sign_test(larger: int, smaller: int) -> float:
         (0.0625, 1.0)
     """
     tosses = larger + smaller
-    tail = sum(comb(tosses, k) for k in range(min(larger, smaller) + 1))
+    ways = tail = 1
+    for k in range(min(larger, smaller)):
+        ways = ways * (tosses - k) // (k + 1)  # comb(tosses, k + 1), without starting anew each time
+        tail += ways
     return float(min(1.0, 2 * tail / 2**tosses))
 
 

@@ -22,7 +22,7 @@ LATEX = {
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "[": "{[}", "]": "{]}", "*": "{*}",  # after \\ these are arguments
 }  # fmt: skip
 MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: f"\\{mark}" for mark in "\\`*_[]|#~$"}}
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets would execute
+FORMULA = ("=", "+", "-", "@")  # what spreadsheets would execute
 
 
 @dataclass(frozen=True)
@@ -213,4 +213,7 @@ def _latex(text: str) -> str:
 def _csv(value: Value) -> str | float:
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
-    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    text = _plain(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
