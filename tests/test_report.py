@@ -404,7 +404,10 @@ def test_tables_of_a_report(tmp_path):
         heads = {column.heading for column in table.columns}
         assert {"images", "failed"} <= heads or "broken" in heads or table.name == "optimality-mean"
     assert tables["optimality-mean"].rows[0][1] == 2
-    assert [row[6:] for row in tables["head-to-head"].rows[:2]] == [(None, pytest.approx(1 / 3)), (pytest.approx(2 / 3), None)]
+    assert [row[6:] for row in tables["head-to-head"].rows[:2]] == [
+        (None, pytest.approx(1 / 3)),
+        (pytest.approx(2 / 3), None),
+    ]
     assert tables["paired"].rows[0][3:5] == ("fmn", "pdpgd")  # the same median: the first of them
 
 

@@ -27,6 +27,7 @@ from segprox.report.statistics import Curve, measure_curve, unbroken_curve
 
 # Okabe and Ito's colours, told apart by everyone; without yellow, which is too pale for lines on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+INKS = {"#CC79A7": "#A34D7A", "#E69F00": "#946600", "#56B4E9": "#2177AC"}  # darker, where letters would be too pale
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))  # 28 with the colours
 MARKERS = "osD^vPX*"
 GREY = "#9A9A9A"
@@ -121,7 +122,7 @@ def _steps(curve: Curve, end: float) -> tuple[list[float], list[float]]:
 
 def _label_curves(axes: Axes, curves: Mapping[str, Curve], styles: Styles, end: float) -> bool:
     lines = [Line(np.column_stack(_steps(curve, end))) for curve in curves.values()]
-    labels = [Label(_text(label), styles[label]["color"], _beside(curve, end)) for label, curve in curves.items()]
+    labels = [Label(_text(label), _ink(styles[label]), _beside(curve, end)) for label, curve in curves.items()]
     return place_labels(axes, labels, lines)
 
 
@@ -142,18 +143,19 @@ def draw_queries(groups: Sequence[Group]) -> Figure:
     points = [{label: _cost(result) for label, result in group.attacked.items()} for group in groups]
     found = [point for some in points for point in some.values()]
     end = _axis_end([point.high for point in found])
-    left, right = min(point.queries for point in found) / 2, max(point.queries for point in found) * 2
+    start = max(tick for tick in TICKS if tick <= min(point.low for point in found) / 1.5)
+    left, right = min(point.queries for point in found) / 1.8, max(point.queries for point in found) * 1.8
     for group, axes, some in zip(groups, panels, points):
         _title(axes, group)
         axes.set_xscale("log")
         axes.set(xlim=(left, right), xlabel="forwards + backwards per image", ylabel="linf x 255")
         _norm_axis(axes, "y", end)
-        axes.set_ylim(0, end * 1.3)  # room for a point at the end
+        axes.set_ylim(start, end * 1.3)  # room for a point at the end
         _plain_log_ticks(axes, left, right)
         for label, point in some.items():
             look = styles[label]
-            axes.plot([point.queries] * 2, [point.low, point.high], color=look["color"], linewidth=1.2, alpha=0.6)
-            axes.plot(point.queries, point.norm, look["marker"], color=look["color"], markersize=7, zorder=3)
+            axes.plot([point.queries] * 2, [point.low, point.high], color=look["color"], linewidth=1.2)
+            axes.plot(point.queries, point.norm, look["marker"], color=look["color"], mec="white", ms=7.5, zorder=3)
     _tidy(panels)
     figure.draw_without_rendering()
     done = [_label_points(axes, some, styles) for axes, some in zip(panels, points)]
@@ -177,7 +179,7 @@ def _cost(result: RunResults) -> _Cost:
 def _label_points(axes: Axes, points: Mapping[str, _Cost], styles: Styles) -> bool:
     around = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
     labels = [
-        Label(_text(label), styles[label]["color"], [Place(point.queries, point.norm, *offset) for offset in around])
+        Label(_text(label), _ink(styles[label]), [Place(point.queries, point.norm, *offset) for offset in around])
         for label, point in points.items()
     ]
     lines = [Line([(point.queries, point.low), (point.queries, point.high)]) for point in points.values()]
@@ -275,6 +277,11 @@ def _styles(groups: Sequence[Group]) -> Styles:
         }
         for i, label in enumerate(labels)
     }
+
+
+def _ink(style: Mapping[str, Any]) -> str:
+    colour: str = style["color"]
+    return INKS.get(colour, colour)
 
 
 def _panels(groups: Sequence[Group], height: float = 2.9) -> tuple[Figure, list[Axes]]:
