@@ -434,10 +434,9 @@ def segprox(monkeypatch, capsys):
 
 
 def test_report_command(segprox, tmp_path):
-    names = iter(HOSTILE)
     for attack, value in (("fmn", 0.01), ("_hidden$", 0.1), ("=cmd()|<b>", None)):
         norms = [None if value is None else value * (1 + n) for n in range(3)]
-        make_results(tmp_path / "in", {attack: norms}, failures=1, model=HOSTILE[0], dataset=next(names))
+        make_results(tmp_path / "in", {attack: norms}, failures=1, model=HOSTILE[0], dataset=HOSTILE[1])
         make_results(tmp_path / "in", {attack: norms}, model=HOSTILE[5], dataset=HOSTILE[2])
     code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
     assert (code, error) == (0, "")
@@ -550,6 +549,7 @@ def test_compare_command(segprox, tmp_path):
     assert code == 0
     assert "+25.500" in output
     assert "0.25" in output
+    assert "m | d | fmn | untargeted (b)" in output
     assert (tmp_path / "out" / "comparison.tex").exists()
     assert "pdpgd" not in output  # a folder of several: run by run
     single = next((tmp_path / "b").glob("*pdpgd*"))
@@ -570,4 +570,4 @@ def test_compare_refuses(segprox, tmp_path):
 
 def test_compare_table_of_nothing_in_common():
     first, second = results_of([0.1]), replace(results_of([0.1]), records=(make_record("other"),))
-    assert compare_table([("x", first, second)]).rows[0][1] == 0
+    assert compare_table([(first, second)]).rows[0][2] == 0

@@ -14,6 +14,7 @@ from segprox.report.contents import compare_table, report_tables
 from segprox.report.figures import draw_figures
 from segprox.report.groups import group_runs
 from segprox.report.results import RunResults, load_results
+from segprox.report.statistics import common_norms
 from segprox.report.tables import to_screen
 from segprox.report.write import write_figures, write_tables
 
@@ -67,18 +68,18 @@ def compare(
             write_tables([table], out_dir)
 
 
-def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[str, RunResults, RunResults]]:
+def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[RunResults, RunResults]]:
     if len(loaded) < 2:
         raise SegproxError("compare needs two runs or more, but got one folder")
     references, others = loaded[0], [result for results in loaded[1:] for result in results]
     if all(len(results) == 1 for results in loaded):
-        pairs = [(other.run.title, references[0], other) for other in others]
+        pairs = [(references[0], other) for other in others]
     else:
         known = {result.run.title: result for result in references}
-        pairs = [(other.run.title, known[other.run.title], other) for other in others if other.run.title in known]
+        pairs = [(known[other.run.title], other) for other in others if other.run.title in known]
     if not pairs:
         raise SegproxError("the folders have no run in common: the same model, dataset, attack and goal")
-    for name, first, second in pairs:
-        if not {r.image_hash for r in first.records} & {r.image_hash for r in second.records}:
-            raise SegproxError(f"{first.run.title} and {name} have no image in common")
+    for first, second in pairs:
+        if not common_norms([first, second]).size:
+            raise SegproxError(f"{first.run.title} and {second.run.title} have no image in common")
     return pairs

@@ -207,10 +207,19 @@ def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
     return (found.images, failed, *norms, found.larger, found.equal, found.smaller, found.p_value)
 
 
-def compare_table(pairs: Sequence[tuple[str, RunResults, RunResults]]) -> Table:
-    """Named pairs of runs, image by image."""
-    rows = tuple((name, *_pair_cells(first, second)) for name, first, second in pairs)
-    return Table("comparison", "Compared image by image", (Column("second"), *PAIRED), rows, PAIRED_NOTES)
+def compare_table(pairs: Sequence[tuple[RunResults, RunResults]]) -> Table:
+    """Pairs of runs, image by image."""
+    rows = tuple((*_pair_names(first, second), *_pair_cells(first, second)) for first, second in pairs)
+    columns = (Column("first"), Column("second"), *PAIRED)
+    return Table("comparison", "Compared image by image", columns, rows, PAIRED_NOTES, keys=1)
+
+
+def _pair_names(first: RunResults, second: RunResults) -> tuple[str, str]:
+    """Titles, with the folders they are from if they are the same."""
+    one, other = first.run.title, second.run.title
+    if one != other:
+        return one, other
+    return f"{one} ({first.folder.parent.name})", f"{other} ({second.folder.parent.name})"
 
 
 def _runs(groups: Sequence[Group]) -> Table:

@@ -1,7 +1,7 @@
 """Figures of runs, for screens and for print."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, isfinite
 from pathlib import Path
@@ -298,14 +298,19 @@ def _panels(groups: Sequence[Group], height: float = 2.9) -> tuple[Figure, list[
 
 
 def _title(axes: Axes, group: Group) -> None:
-    counts = {len(result.records) for result in group.attacked.values()}
-    failed = sum(len(result.failures) for result in group.attacked.values())
-    images = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    note = f"{images} image{'' if counts == {1} else 's'}" + (f", {failed} failed" if failed else "")
+    images = _range(len(result.records) for result in group.attacked.values())
+    failed = _range(len(result.failures) for result in group.attacked.values())
+    note = f"{images} image{'' if images == '1' else 's'}" + ("" if failed == "0" else f", {failed} failed")
     axes.set_title(_text(group.model, 42), loc="left", fontweight="bold", pad=19)
     below = f"{_text(f'{group.dataset}, {group.goal}', 34)}: {note}"
     lifted = axes.transAxes + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)  # 5 points above the panel
     axes.text(0, 1, below, transform=lifted, va="bottom", color="#444444")
+
+
+def _range(counts: Iterable[int]) -> str:
+    ordered = sorted(counts)
+    low, high = ordered[0], ordered[-1]
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _tidy(panels: Sequence[Axes], share_y: bool = True) -> None:
