@@ -46,6 +46,7 @@ HOSTILE = [
     "[x](y)",
     "a\nb",
     "*\\~^",
+    "道路",
 ]
 NORM = st.one_of(st.none(), st.floats(0, 0.99))
 NORMS = st.lists(NORM, min_size=1, max_size=12)
@@ -437,7 +438,7 @@ def test_report_command(segprox, tmp_path):
     for attack, value in (("fmn", 0.01), ("_hidden$", 0.1), ("=cmd()|<b>", None)):
         norms = [None if value is None else value * (1 + n) for n in range(3)]
         make_results(tmp_path / "in", {attack: norms}, failures=1, model=HOSTILE[0], dataset=HOSTILE[1])
-        make_results(tmp_path / "in", {attack: norms}, model=HOSTILE[5], dataset=HOSTILE[2])
+        make_results(tmp_path / "in", {attack: norms}, model=HOSTILE[5], dataset=HOSTILE[-1])
     code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
     assert (code, error) == (0, "")
     assert HOSTILE[0] in output

@@ -15,7 +15,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
     for table in tables:
         for ending, render in WRITERS.items():
             (folder / f"{table.name}.{ending}").write_text(
-                render(table).rstrip("\n") + "\n", encoding="utf-8", newline="\n"
+                f"{render(table).rstrip()}\n", encoding="utf-8", newline="\n"
             )
     everything = "\n\n".join(to_markdown(table) for table in tables) + "\n"
     (folder / "all.md").write_text(everything, encoding="utf-8", newline="\n")
