@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import segprox
-from segprox.cli import demo, look, runs  # noqa: F401  # which register their commands
+from segprox.cli import demo, look, report, runs  # noqa: F401  # which register their commands
 from segprox.cli.base import app, out
 from segprox.errors import SegproxError
 

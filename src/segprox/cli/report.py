@@ -1,0 +1,85 @@
+"""Reports: segprox report, compare."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segprox.cli.base import app, check_writable, out, writing_to
+from segprox.errors import SegproxError
+from segprox.report.contents import compare_table, report_tables
+from segprox.report.figures import draw_figures
+from segprox.report.groups import group_runs
+from segprox.report.results import RunResults, load_results
+from segprox.report.statistics import common_norms
+from segprox.report.tables import to_screen
+from segprox.report.write import write_figures, write_tables
+
+RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run wrote to: runs, or folders of them.")]
+
+
+@app.command()
+def report(
+    folders: RunsArgument,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the page.")],
+) -> None:
+    """Make tables and figures of finished runs. No model is needed."""
+    results = load_results(folders)
+    if not any(result.records or result.failures for result in results):
+        raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
+    check_writable(out_dir)
+    groups = group_runs(results)
+    tables = report_tables(groups)
+    with writing_to(out_dir):
+        write_tables(tables, out_dir / "tables")
+        write_figures(draw_figures(groups), out_dir / "figures")
+        _write_page(results, out_dir / "index.html")
+    for table in tables:
+        if table.name.startswith("norms-"):
+            out.print(to_screen(table))
+    out.print(
+        f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
+    )
+
+
+def _write_page(results: Sequence[RunResults], path: Path) -> None:
+    """THE ONE PLACE where the page is written, if this installation has it."""
+    if find_spec("segprox.report.page"):
+        import_module("segprox.report.page").write_page(results, path)
+
+
+@app.command()
+def compare(
+    folders: RunsArgument,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the table, if it is to be kept.")] = None,
+) -> None:
+    """Compare runs image by image, each with the first: two attacks, two models, or the same before and after.
+
+    Folders of several runs are compared run by run: the same model, dataset, attack and goal.
+    """
+    table = compare_table(_pairs([load_results([folder]) for folder in folders]))
+    out.print(to_screen(table))
+    if out_dir is not None:
+        check_writable(out_dir)
+        with writing_to(out_dir):
+            write_tables([table], out_dir)
+
+
+def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[RunResults, RunResults]]:
+    if len(loaded) < 2:
+        raise SegproxError("compare needs two runs or more, but got one folder")
+    references, others = loaded[0], [result for results in loaded[1:] for result in results]
+    if all(len(results) == 1 for results in loaded):
+        pairs = [(references[0], other) for other in others]
+    else:
+        known = {result.run.title: result for result in references}
+        pairs = [(known[other.run.title], other) for other in others if other.run.title in known]
+    if not pairs:
+        raise SegproxError("the folders have no run in common: the same model, dataset, attack and goal")
+    for first, second in pairs:
+        if not common_norms([first, second]).size:
+            raise SegproxError(f"{first.run.title} and {second.run.title} have no image in common")
+    return pairs

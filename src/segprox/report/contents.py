@@ -1,0 +1,243 @@
+"""The tables of a report."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from segprox.report.groups import Group
+from segprox.report.results import RunResults
+from segprox.report.statistics import (
+    Interval,
+    Paired,
+    Summary,
+    common_norms,
+    compare_pair,
+    head_to_head,
+    optimality,
+    summarise,
+)
+from segprox.report.tables import Column, Table, Value
+from segprox.run.plan import UNTARGETED
+
+PLACE = (Column("model"), Column("dataset"), Column("goal"))
+COUNTS = (Column("images", "d"), Column("failed", "d"))
+NOT_BROKEN = "Norms are linf x 255; an image that was not broken counts as 255."
+FAILED = "Failed: images that could not be attacked; they are in no other number."
+COMMON = "On the images that all attacks of a group have."
+Lines = tuple[tuple[Value, ...], ...]
+Summaries = dict[tuple[str, str, str], dict[str, Summary]]  # by the names of a group, by attack
+
+
+def report_tables(groups: Sequence[Group]) -> list[Table]:
+    """All of them, the most important first; those with nothing to say are left out."""
+    known = {group.names: {label: summarise(result) for label, result in group.runs.items()} for group in groups}
+    tables = [
+        _norms(known, "untargeted", True), _norms(known, "targeted", False), _summary(known), _accuracy(known),
+        _rounded(known), _complexity(known), _optimality(groups), _mean_optimality(groups), _head_to_head(groups),
+        _against_best(groups), _runs(groups),
+    ]  # fmt: skip
+    return [table for table in tables if table.rows]
+
+
+def _norms(known: Summaries, name: str, untargeted: bool) -> Table:
+    """The table of the paper: attacks by models and datasets."""
+    chosen = {names: runs for names, runs in known.items() if names[2].startswith(UNTARGETED) == untargeted}
+    attacks = list(dict.fromkeys(label for runs in chosen.values() for label in runs))
+    columns, cells = [Column("attack")], [list[Value]([attack]) for attack in attacks]
+    for names, runs in chosen.items():
+        over = ", ".join(names[: 2 if names[2] == UNTARGETED else 3])
+        columns += [Column("median", ".2f", "min", over), Column("mean", ".2f", "min", over)]
+        columns.append(Column("broken", "", over=over))
+        for attack, line in zip(attacks, cells):
+            line += _norm_cells(runs.get(attack))
+    rows = tuple(tuple(line) for line in cells)
+    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (NOT_BROKEN, FAILED))
+
+
+def _norm_cells(summary: Summary | None) -> list[Value]:
+    if summary is None:
+        return [None] * 3
+    failed = f", {summary.failures} failed" if summary.failures else ""
+    return [summary.median * 255, summary.mean * 255, f"{summary.broken} of {summary.images}{failed}"]
+
+
+def _long(known: Summaries, cells: Callable[[Summary], Sequence[Value]]) -> Lines:
+    """A line for each run."""
+    return tuple(
+        (*names, label, summary.images, summary.failures, *cells(summary))
+        for names, runs in known.items()
+        for label, summary in runs.items()
+    )
+
+
+def _table(name: str, title: str, columns: Sequence[Column], rows: Lines, *notes: str) -> Table:
+    return Table(name, title, (*PLACE, Column("attack"), *COUNTS, *columns), rows, notes, keys=3)
+
+
+def _summary(known: Summaries) -> Table:
+    def cells(s: Summary) -> Sequence[Value]:
+        norms = (s.median * 255, *_scaled(s.interval), s.mean * 255)
+        return (s.broken, s.success_rate, *norms, s.l2, s.l1, s.apsr)
+
+    columns = [
+        Column("broken", "d"), Column("success", ".1%", "max"), Column("median", ".2f", "min"), Column("low", ".2f"),
+        Column("high", ".2f"), Column("mean", ".2f", "min"), Column("l2", ".2f", "min"), Column("l1", ".0f", "min"),
+        Column("APSR", ".2%"),
+    ]  # fmt: skip
+    interval = "low and high: 95 % bootstrap interval of the median. l2, l1 and APSR are medians."
+    return _table("summary", "What each attack found", columns, _long(known, cells), NOT_BROKEN, FAILED, interval)
+
+
+def _accuracy(known: Summaries) -> Table:
+    def cells(s: Summary) -> Sequence[Value]:
+        return s.accuracy, s.attacked_accuracy, s.miou, s.attacked_miou
+
+    heads = (("clean accuracy", None), ("attacked accuracy", "min"), ("clean mIoU", None), ("attacked mIoU", "min"))
+    columns = [Column(head, ".2%", "min" if best else None) for head, best in heads]
+    note = "Of pixels, and pooled over images, against the labels; attacked: at what was found, broken or not."
+    return _table("accuracy", "Before and after the attack", columns, _long(known, cells), note, FAILED)
+
+
+def _rounded(known: Summaries) -> Table:
+    def cells(s: Summary) -> Sequence[Value]:
+        return s.broken, s.rounded_broken, s.median * 255, s.rounded_median * 255, s.mean * 255, s.rounded_mean * 255
+
+    columns = [
+        Column("broken", "d"), Column("broken, 8 bits", "d", "max"), Column("median", ".2f"),
+        Column("median, 8 bits", ".2f", "min"), Column("mean", ".2f"), Column("mean, 8 bits", ".2f", "min"),
+    ]  # fmt: skip
+    note = "8 bits: the same perturbed images with every value rounded to a multiple of 1/255, as a file holds them."
+    return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), note, NOT_BROKEN, FAILED)
+
+
+def _complexity(known: Summaries) -> Table:
+    def cells(s: Summary) -> Sequence[Value]:
+        return s.forwards, s.backwards, s.seconds, s.total_seconds
+
+    columns = [
+        Column("forwards", ".0f", "min"), Column("backwards", ".0f", "min"), Column("seconds", ".2f", "min"),
+        Column("seconds in all", ".1f"),
+    ]  # fmt: skip
+    note = "Forwards, backwards and seconds are medians per image."
+    return _table("complexity", "What it cost", columns, _long(known, cells), note, FAILED)
+
+
+def _scores(groups: Sequence[Group]) -> Iterator[tuple[Group, int, dict[str, float]]]:
+    """Optimality where there is something to compare, and on how many images."""
+    for group in groups:
+        if len(group.attacked) > 1:
+            norms = common_norms(list(group.attacked.values()))
+            yield group, norms.shape[1], dict(zip(group.attacked, optimality(norms).tolist()))
+
+
+def _failures(group: Group, label: str) -> int:
+    return len(group.runs[label].failures)
+
+
+def _optimality(groups: Sequence[Group]) -> Table:
+    rows = tuple(
+        (*group.names, label, images, _failures(group, label), value)
+        for group, images, scores in _scores(groups)
+        for label, value in scores.items()
+    )
+    note = "1: no attack found less on any image; 0: never near the best. " + COMMON
+    return _table("optimality", "Optimality", [Column("optimality", ".3f", "max")], rows, note)
+
+
+def _mean_optimality(groups: Sequence[Group]) -> Table:
+    found: dict[str, list[float]] = {}
+    for _, _, scores in _scores(groups):
+        for label, value in scores.items():
+            if not np.isnan(value):
+                found.setdefault(label, []).append(value)
+    rows = tuple((label, len(values), float(np.mean(values))) for label, values in found.items())
+    columns = (Column("attack"), Column("groups", "d"), Column("mean optimality", ".3f", "max"))
+    several = rows if any(count > 1 for _, count, _ in rows) else ()
+    note = "A group is a model, a dataset and a goal."
+    return Table("optimality-mean", "Optimality, mean over models, datasets and goals", columns, several, (note,))
+
+
+def _head_to_head(groups: Sequence[Group]) -> Table:
+    several = [group for group in groups if len(group.attacked) > 1]
+    labels = list(dict.fromkeys(label for group in several for label in group.attacked))
+    rows: list[tuple[Value, ...]] = []
+    for group in several:
+        norms = common_norms(list(group.attacked.values()))
+        for label, shares in zip(group.attacked, head_to_head(norms).tolist()):
+            against = dict(zip(group.attacked, shares)) | {label: None}
+            images, failed = norms.shape[1], _failures(group, label)
+            rows.append((*group.names, label, images, failed, *(against.get(other) for other in labels)))
+    columns = [Column(label, ".0%", over="needs less than") for label in labels]
+    note = "The share of images on which the attack of the line needs less than that of the column; ties are half. "
+    return _table("head-to-head", "Head to head", columns, tuple(rows), note + COMMON)
+
+
+PAIRED = (
+    Column("images", "d"), Column("failed", "d"), Column("median difference", "+.3f"), Column("low", "+.3f"),
+    Column("high", "+.3f"), Column("larger", "d"), Column("equal", "d"), Column("smaller", "d"),
+    Column("p-value", ".2g"),
+)  # fmt: skip
+PAIRED_NOTES = (
+    "Difference: the second's linf x 255 minus the first's, on the images that both have; not broken counts as 255.",
+    "low and high: 95 % bootstrap interval. larger, smaller: images on which the second needs more or less.",
+    "p-value: exact sign test, two-sided, not corrected for several comparisons.",
+)
+
+
+def _against_best(groups: Sequence[Group]) -> Table:
+    rows: list[tuple[Value, ...]] = []
+    for group in groups:
+        if len(group.attacked) < 2:
+            continue
+        medians = {label: float(np.median(result.norms)) for label, result in group.attacked.items()}
+        best = min(medians, key=lambda label: medians[label])
+        for label, result in group.attacked.items():
+            if label != best:
+                pair = _pair_cells(group.attacked[best], result)
+                rows.append((*group.names, best, label, *pair))
+    columns = (*PLACE, Column("first"), Column("second"), *PAIRED)
+    title = "Each attack against the one with the smallest median, image by image"
+    return Table("paired", title, columns, tuple(rows), PAIRED_NOTES, keys=3)
+
+
+def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
+    found: Paired = compare_pair(first, second)
+    failed = len(first.failures) + len(second.failures)
+    norms = (found.difference * 255, *_scaled(found.interval))
+    return (found.images, failed, *norms, found.larger, found.equal, found.smaller, found.p_value)
+
+
+def compare_table(pairs: Sequence[tuple[RunResults, RunResults]]) -> Table:
+    """Pairs of runs, image by image."""
+    rows = tuple((*_pair_names(first, second), *_pair_cells(first, second)) for first, second in pairs)
+    columns = (Column("first"), Column("second"), *PAIRED)
+    return Table("comparison", "Compared image by image", columns, rows, PAIRED_NOTES, keys=1)
+
+
+def _pair_names(first: RunResults, second: RunResults) -> tuple[str, str]:
+    """Titles, with the folders they are from if they are the same."""
+    one, other = first.run.title, second.run.title
+    if one != other:
+        return one, other
+    return f"{one} ({first.folder.parent.name})", f"{other} ({second.folder.parent.name})"
+
+
+def _runs(groups: Sequence[Group]) -> Table:
+    """What short names stand for."""
+    rows: Lines = tuple(
+        (*group.names, label, len(result.records), len(result.failures), *_origin(result))
+        for group in groups
+        for label, result in group.runs.items()
+    )
+    columns = [Column(name) for name in ("whole dataset", "whole attack", "seed", "threshold", "budget", "folder")]
+    return _table("runs", "Runs", columns, rows)
+
+
+def _origin(result: RunResults) -> tuple[str, ...]:
+    run, settings = result.run, result.run.settings
+    budget = "" if settings.budget is None else str(settings.budget)
+    return run.dataset, str(run.attack), str(settings.seed), f"{settings.threshold:g}", budget, result.folder.name
+
+
+def _scaled(interval: Interval) -> tuple[float, float]:
+    return interval.low * 255, interval.high * 255

@@ -1,0 +1,82 @@
+"""Runs that may be compared with each other, and what to call them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from segprox.report.results import RunResults
+from segprox.run.plan import UNTARGETED
+
+LABELLED_SETTINGS = ("seed", "budget", "model_options")  # which may tell two runs of an attack apart
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The attacks on one model and dataset with one goal, by label."""
+
+    model: str
+    dataset: str  # short where that is unambiguous
+    goal: str
+    runs: dict[str, RunResults]
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """What it is, for tables."""
+        return self.model, self.dataset, self.goal
+
+    @property
+    def attacked(self) -> dict[str, RunResults]:
+        """The runs with at least one record."""
+        return {label: result for label, result in self.runs.items() if result.records}
+
+
+def group_runs(results: Sequence[RunResults]) -> list[Group]:
+    """Groups in order of appearance, untargeted ones first.
+
+    Runs with different success thresholds solve different problems, so they are never in one group.
+    """
+    datasets = _short({result.run.dataset for result in results})
+    thresholds = {result.run.settings.threshold for result in results}
+    groups: dict[tuple[str, str, str], list[tuple[str, RunResults]]] = {}
+    for label, result in zip(attack_labels(results), results):
+        run = result.run
+        goal = run.goal if len(thresholds) == 1 else f"{run.goal}, {run.settings.threshold:g} of pixels"
+        groups.setdefault((run.model, datasets[run.dataset], goal), []).append((label, result))
+    ordered = sorted(groups.items(), key=lambda item: not item[0][2].startswith(UNTARGETED))
+    return [Group(*names, runs=_unique(members)) for names, members in ordered]
+
+
+def attack_labels(results: Sequence[RunResults]) -> list[str]:
+    """The name of each run's attack, with those of its fields in which runs of that attack differ."""
+    fields = [_fields(result) for result in results]
+    labels = []
+    for result, own in zip(results, fields):
+        name = result.run.attack.name
+        others = [other for that, other in zip(results, fields) if that.run.attack.name == name]
+        telling = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        labels.append(" ".join([name, *(f"{key}={own[key]}" for key in telling)]))
+    return labels
+
+
+def _fields(result: RunResults) -> dict[str, Any]:
+    settings = {key: getattr(result.run.settings, key) for key in LABELLED_SETTINGS}
+    return {**result.run.attack.set, **{key: value for key, value in settings.items() if value not in (None, {})}}
+
+
+def _unique(members: Iterable[tuple[str, RunResults]]) -> dict[str, RunResults]:
+    """The same run from two folders gets the folder's name, or failing that a number."""
+    members = list(members)
+    often = Counter(label for label, _ in members)
+    named: dict[str, RunResults] = {}
+    for label, result in members:
+        name = label if often[label] == 1 else f"{label} ({result.folder.parent.name})"
+        number = 1 + sum(known == name or known.startswith(f"{name} #") for known in named)
+        named[name if number == 1 else f"{name} #{number}"] = result
+    return named
+
+
+def _short(names: set[str]) -> dict[str, str]:
+    """`voc` for `voc:data/VOCdevkit?split=val`, unless there is another voc."""
+    often = Counter(name.split(":")[0] for name in names)
+    return {name: name.split(":")[0] if often[name.split(":")[0]] == 1 else name for name in names}

@@ -1,0 +1,279 @@
+"""What the records of runs say, as numbers: no model, no randomness but a seeded bootstrap.
+
+Norms are linf in units of the image's range, [0, 1]. An attack that did not succeed counts as 1 (255/255), as in the
+paper. Images that could not be attacked at all (failures) are counted but enter nothing else. What nothing is known of
+is NaN.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segprox.counts import Whole
+from segprox.report.metrics import mean_iou, pixel_accuracy
+from segprox.report.results import FAILED_NORM, RunResults
+from segprox.run.record import Score
+
+Values = NDArray[np.float64]
+Measure = Callable[[Whole, Whole, Whole], float]  # of counts `[images, classes]`
+RESAMPLES = 1000
+
+
+class Interval(NamedTuple):
+    """Of confidence."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One run in numbers; medians are over images."""
+
+    images: int  # attacked
+    failures: int  # not attacked
+    broken: int
+    median: float  # linf, 1 where not broken
+    interval: Interval  # of the median, 95 %
+    mean: float
+    l2: float  # median, infinite where not broken
+    l1: float
+    apsr: float  # median
+    forwards: float  # median
+    backwards: float
+    seconds: float
+    total_seconds: float
+    accuracy: float  # of pixels, before the attack
+    attacked_accuracy: float  # at what the attack found, broken or not
+    miou: float  # pooled over images
+    attacked_miou: float
+    rounded_broken: int  # by the image in 8 bits
+    rounded_median: float
+    rounded_mean: float
+
+    @property
+    def success_rate(self) -> float:
+        """The share of attacked images that were broken."""
+        return self.broken / self.images if self.images else nan
+
+
+def summarise(result: RunResults, seed: int = 0) -> Summary:
+    """All numbers of a run."""
+    records = result.records
+    found, rounded = [record.found for record in records], [record.rounded for record in records]
+    coarse = counted_norms(rounded)
+    seconds = [record.seconds for record in records]
+    return Summary(
+        images=len(records),
+        failures=len(result.failures),
+        broken=int(result.success.sum()),
+        median=_median(result.norms),
+        interval=bootstrap_median(result.norms, seed),
+        mean=_mean(result.norms),
+        l2=_median(score.l2 if score.success else np.inf for score in found),
+        l1=_median(score.l1 if score.success else np.inf for score in found),
+        apsr=_median(score.apsr for score in found),
+        forwards=_median(record.forwards for record in records),
+        backwards=_median(record.backwards for record in records),
+        seconds=_median(seconds),
+        total_seconds=sum(seconds),
+        accuracy=_pooled(result, pixel_accuracy, clean=True),
+        attacked_accuracy=_pooled(result, pixel_accuracy),
+        miou=_pooled(result, mean_iou, clean=True),
+        attacked_miou=_pooled(result, mean_iou),
+        rounded_broken=sum(score.success for score in rounded),
+        rounded_median=_median(coarse),
+        rounded_mean=_mean(coarse),
+    )
+
+
+def counted_norms(scores: Iterable[Score]) -> Values:
+    """The linf norms that enter medians: 1 where the attack did not succeed."""
+    return np.array([score.linf if score.success else FAILED_NORM for score in scores], dtype=np.float64)
+
+
+def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> Interval:
+    """A percentile interval of the median: of medians of as many values, drawn with replacement.
+
+    Example:
+        >>> import numpy as np
+        >>> bootstrap_median(np.array([2.0, 2.0, 2.0]))
+        Interval(low=2.0, high=2.0)
+    """
+    if not len(values):
+        return Interval(nan, nan)
+    generator = np.random.default_rng(seed)
+    medians = [np.median(generator.choice(values, len(values))) for _ in range(resamples)]
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
+class Curve(NamedTuple):
+    """A step function: `y[i]` from `x[i]`, inclusive, up to the next; `x[0]` is 0."""
+
+    x: Values
+    y: Values
+
+    def at(self, x: float) -> float:
+        """Its value at `x >= 0`."""
+        return float(self.y[np.searchsorted(self.x, x, side="right") - 1])
+
+
+def unbroken_curve(result: RunResults) -> Curve:
+    """The share of images that are not broken with a norm of at most x, exact at every x."""
+    norms = np.sort(result.norms[result.success])
+    x = np.unique(np.append(0.0, norms))
+    if not result.records:
+        return Curve(x, np.full(len(x), nan))
+    return Curve(x, 1 - np.searchsorted(norms, x, side="right") / len(result.records))
+
+
+def measure_curve(result: RunResults, measure: Measure) -> Curve:
+    """What a model is worth to an attacker who may change values by at most epsilon, exact at every epsilon.
+
+    An image counts as it is after the attack if it was broken with a norm of at most epsilon, else as it was before.
+
+    Args:
+        result: the run.
+        measure: `pixel_accuracy`, `mean_iou`, or any other function of pooled counts.
+    """
+    if not result.records:
+        return Curve(np.zeros(1), np.full(1, nan))
+    clean, attacked = np.stack(result.counts(clean=True)), np.stack(result.counts())  # [3, images, classes]
+    order = np.flatnonzero(result.success)[np.argsort(result.norms[result.success], kind="stable")]
+    norms = result.norms[order]
+    gains = np.cumsum((attacked - clean)[:, order], axis=1)
+    start = clean.sum(1, keepdims=True)
+    states = np.concatenate([start, start + gains], axis=1)  # after 0, 1, 2, ... broken images
+    x = np.unique(np.append(0.0, norms))
+    after = np.searchsorted(norms, x, side="right")
+    return Curve(x, np.array([measure(*states[:, [k]]) for k in after]))
+
+
+def common_norms(results: Sequence[RunResults]) -> Values:
+    """Norms on the images that all runs have, `[runs, images]`: images are the same if their pixels are."""
+    tables = [dict(zip(_image_keys(result), result.norms)) for result in results]
+    shared = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
+    return np.array([[table[key] for key in shared] for table in tables], dtype=np.float64).reshape(len(tables), -1)
+
+
+def _image_keys(result: RunResults) -> list[tuple[str, int]]:
+    """A hash per image, numbered where a dataset holds an image twice."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for record in result.records:
+        keys.append((record.image_hash, seen[record.image_hash]))
+        seen[record.image_hash] += 1
+    return keys
+
+
+def optimality(norms: Values) -> Values:
+    """How near each attack comes to the best that any of them found, in [0, 1]; 1 is best everywhere.
+
+    As in AttackBench: the best attack is the (imaginary) one that finds for every image the smallest norm that any
+    attack found. Let e be the norm at which it has broken all that it breaks. The area between an attack's curve of
+    unbroken images and the best one's, from norm 0 to e, is divided by the area between the best one's curve and that
+    of an attack that breaks nothing; optimality is 1 minus this:
+
+        sum over images of (e - min(norm, e))  /  sum over images of (e - best norm),  best norm <= e
+
+    Images that no attack broke play no part. If the best norms are all equal both areas are empty; the ratio's limit is
+    then the share of images on which the attack is as good as the best. If nothing was broken it is NaN.
+
+    Args:
+        norms: `[attacks, images]`, the same images for all; 1 where an attack did not succeed.
+
+    Example:
+        >>> import numpy as np
+        >>> optimality(np.array([[0.01, 0.02, 0.04], [0.01, 0.03, 1.0]])).round(3).tolist()
+        [1.0, 0.8]
+    """
+    best = norms.min(0, initial=FAILED_NORM)
+    norms, best = norms[:, best < FAILED_NORM], best[best < FAILED_NORM]
+    if not len(best):
+        return np.full(len(norms), nan)
+    end = best.max()
+    area = (end - best).sum()
+    shares: Values = (end - np.minimum(norms, end)).sum(1) / area if area > 0 else (norms <= best).mean(1)
+    return shares
+
+
+def head_to_head(norms: Values) -> Values:
+    """The share of images on which one attack's norm is smaller than another's, `[attacks, attacks]`; ties are half.
+
+    Args:
+        norms: `[attacks, images]`, the same images for all.
+
+    Example:
+        >>> import numpy as np
+        >>> head_to_head(np.array([[1.0, 2.0], [2.0, 2.0]])).tolist()
+        [[0.5, 0.75], [0.25, 0.5]]
+    """
+    if not norms.shape[1]:
+        return np.full((len(norms), len(norms)), nan)
+    return np.array([(np.sign(norms - own).mean(1) + 1) / 2 for own in norms])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Two runs on the same images."""
+
+    images: int  # that both have
+    difference: float  # median of the second's norm minus the first's
+    interval: Interval  # of the median, 95 %
+    larger: int  # images with a larger norm in the second
+    smaller: int
+    p_value: float  # of the sign test, two-sided: how likely so lopsided a result is by chance
+
+    @property
+    def equal(self) -> int:
+        """Images with the same norm in both."""
+        return self.images - self.larger - self.smaller
+
+
+def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired:
+    """How the second run's norms differ from the first's, image by image."""
+    one, other = common_norms([first, second])
+    differences = other - one
+    larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
+    return Paired(
+        images=len(differences),
+        difference=_median(differences),
+        interval=bootstrap_median(differences, seed),
+        larger=larger,
+        smaller=smaller,
+        p_value=sign_test(larger, smaller),
+    )
+
+
+def sign_test(larger: int, smaller: int) -> float:
+    """The two-sided p-value that two counts come from tosses of a fair coin, exact.
+
+    Example:
+        >>> sign_test(5, 0), sign_test(3, 3)
+        (0.0625, 1.0)
+    """
+    tosses = larger + smaller
+    ways = tail = 1
+    for k in range(min(larger, smaller)):
+        ways = ways * (tosses - k) // (k + 1)  # comb(tosses, k + 1), without starting anew each time
+        tail += ways
+    return float(min(1.0, 2 * tail / 2**tosses))
+
+
+def _pooled(result: RunResults, measure: Measure, clean: bool = False) -> float:
+    return measure(*result.counts(clean)) if result.records else nan
+
+
+def _median(values: Iterable[float]) -> float:
+    known = np.array(list(values), dtype=np.float64)
+    return float(np.median(known)) if len(known) else nan
+
+
+def _mean(values: Values) -> float:
+    return float(values.mean()) if len(values) else nan
