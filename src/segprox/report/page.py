@@ -38,7 +38,8 @@ PICTURE_LIMIT = 40_000_000  # bytes of full pictures in a page: browsers stay qu
 THUMBNAIL = 160  # pixels, the longest side of half a thumbnail
 SCRIPTS = ("base.js", "tables.js", "curves.js", "classes.js", "viewer.js", "gallery.js", "start.js")
 MAPS: tuple[Part, ...] = ("label", "clean", "prediction")
-VOID = 255  # in the maps of a preview
+# What damaged previews raise: no picture is worth a report.
+UNREADABLE = (OSError, KeyError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_L
     Returns:
         Where the page is, its size, and how many records have full pictures in it.
     """
+    results = [run for runs in by_setting(results).values() for run in runs]  # attacks to compare side by side
     pictures, unreadable = _pictures(results, limit)
     content = _render(results, pictures, unreadable, limit).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,7 +338,7 @@ def _pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, Pict
         try:
             parts = decode_preview(_inside(results[i].folder, record.preview).read_bytes())
             thumbnail, classes = _thumbnail(parts), _classes(parts)
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # a picture is not worth a report
+        except UNREADABLE:
             unreadable += 1
             continue
         encoded = {part: _base64(content) for part, content in parts.items()}
@@ -374,7 +376,7 @@ def _thumbnail(parts: dict[Part, bytes]) -> str:
 
 
 def _classes(parts: dict[Part, bytes]) -> list[int]:
-    """The classes in the maps, with `VOID` for what is none."""
+    """The classes in the maps, with 255 for what is none."""
     maps = [np.asarray(Image.open(io.BytesIO(parts[part]))) for part in MAPS]
     return sorted({int(k) for indices in maps for k in np.unique(indices)})
 

@@ -1,12 +1,13 @@
 const DASHES = ["", "9 4", "2 4", "12 4 2 4", "5 3", "14 6", "2 2", "9 3 2 3 2 3"];
 const TICKS = [0.01, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 255];
-const MARGIN = { top: 14, right: 18, bottom: 44, left: 50 };
+const MARGIN = { top: 30, right: 18, bottom: 44, left: 50 };
 const LINEAR_TO = 2; // 255ths: below, the mixed axis is linear, and above, logarithmic
 const NOTES = {
   broken: "Share of images that no change up to this size was found for. The lower a curve, the stronger the attack; the higher, the more robust the model.",
   accuracy: "Pixel accuracy when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
   miou: "Mean IoU, pooled over images, when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
 };
+const TITLES = { broken: "images not broken", accuracy: "pixel accuracy", miou: "mean IoU" };
 const curves = { groups: [], hidden: new Set(), kind: "broken", axis: "mixed", at: null };
 
 /** Everything worth comparing: attacks on one model, models under one attack. */
@@ -103,6 +104,7 @@ function drawAxes(svg, box) {
     free = x + 26;
     svg.append(draw("text", { x, y: box.y(0) + 18, "text-anchor": "middle", class: "tick" }, String(value)));
   }
+  svg.append(draw("text", { x: MARGIN.left - 44, y: 12 }, TITLES[curves.kind]));
   const title = curves.kind === "broken" ? "size of the change, linf × 255" : "epsilon, linf × 255";
   const middle = (MARGIN.left + box.width - MARGIN.right) / 2;
   svg.append(draw("text", { x: middle, y: box.height - 6, "text-anchor": "middle" }, title));

@@ -1,5 +1,7 @@
 const PAGE = 48; // tiles made at a time: thousands at once would freeze the page
 const ENTRIES = RUNS.flatMap((run, i) => run.records.map((record, j) => ({ id: `${i}-${j}`, run, record })));
+// What a tile has to say besides its name; all else is the same everywhere.
+const VARYING = ["model", "dataset", "attack", "goal"].filter((field) => unique(RUNS.map((run) => run[field])).length > 1);
 const gallery = { shown: [], made: 0 };
 
 /** What an image that was not broken counts as. */
@@ -35,8 +37,7 @@ function tile(entry, at) {
   const outcome = record.success ? `broken at ${size(record.size)}/255` : `not broken, APSR ${percent(record.apsr, 0)}`;
   const text = make("span", { class: "text" },
     make("span", { class: "name" }, record.image),
-    make("span", { class: "sub" }, `${run.model} · ${run.goal}`),
-    make("span", { class: "sub" }, run.attack),
+    ...VARYING.map((field) => make("span", { class: "sub" }, run[field])),
     make("span", { class: record.success ? "broken" : "held" }, outcome));
   const button = make("button", { type: "button", class: "tile", title: `${record.image}\n${setting(run)}\n${run.attack}` }, picture, text);
   button.addEventListener("click", () => openViewer(gallery.shown, at));
