@@ -67,7 +67,7 @@ def test_page(tmp_path):
     }  # fmt: skip
     assert base64.b64decode(elements.scripts["t-1-3"])[:4] == b"RIFF"
     assert "How robust is net?" in text
-    assert "fmn" in text and "2026-03-01" in text
+    assert "2026-03-01" in text
 
 
 def test_same_records_same_page(tmp_path):
@@ -109,7 +109,6 @@ def test_names_stay_names(tmp_path):
     assert elements.data["runs"][0]["classes"] == list(HOSTILE[:3])
     assert not [attributes for tag, attributes in elements.found if "onerror" in attributes]
     assert len(elements.scripts) == 2  # data and code
-    assert "49" not in re.sub(r"[\w.#-]*49[\w.%-]+|[\w.#-]+49", "", text)  # templates in names are not run
     assert "alert(1)" in text
 
 

@@ -206,7 +206,7 @@ def _cell(column: Column, summary: RunSummary, rivals: Sequence[RunSummary]) -> 
 def _text(key: str, summary: RunSummary) -> str:
     value = float(getattr(summary, key))
     if math.isnan(value):
-        return "–"
+        return "-"
     match key:
         case "median" | "mean":
             return size_text(value).removesuffix("/255")
@@ -239,7 +239,7 @@ def _about(result: RunResults) -> list[tuple[str, str]]:
 
 def _fingerprint(result: RunResults) -> str:
     """Two reports of the same records show the same."""
-    keys = "".join(entry.key for entry in (*result.records, *result.failures))
+    keys = "".join([*(record.key for record in result.records), *(failure.key for failure in result.failures)])
     return f"{len(result.records)}, hash of their keys {hashlib.blake2b(keys.encode(), digest_size=8).hexdigest()}"
 
 
@@ -403,4 +403,3 @@ def _coverage(results: Sequence[RunResults], pictures: dict[str, Pictures], unre
     if unreadable:
         said.append(f"{_count(unreadable, 'preview')} could not be read.")
     return " ".join(said)
-

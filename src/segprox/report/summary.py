@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -254,8 +255,10 @@ def _compare_models(groups: Mapping[Setting, Sequence[RunResults]]) -> list[Stat
     found = []
     for (dataset, goal), models in tasks.items():
         where = f" ({dataset}, {goal})" if len(tasks) > 1 else ""
-        ranked = sorted((m for m in models if models[m]), key=lambda m: -float(np.median([*smallest(models[m]).values()])))
-        for stronger, weaker in zip(ranked, ranked[1:]):
+        ranked = sorted(
+            (m for m in models if models[m]), key=lambda m: -float(np.median([*smallest(models[m]).values()]))
+        )
+        for stronger, weaker in pairwise(ranked):
             found += _compare(stronger, models[stronger], weaker, models[weaker], where)
     return found
 
@@ -267,7 +270,9 @@ def _compare(
     first, second = (smallest(run for run in runs if str(run.run.attack) in attacks) for runs in (ones, others))
     images = sorted(first.keys() & second.keys())
     if not images:
-        return [Statement("note", f"{one} and {other} cannot be compared{where}: no image was attacked in the same way.")]
+        return [
+            Statement("note", f"{one} and {other} cannot be compared{where}: no image was attacked in the same way.")
+        ]
     x, y = np.array([first[i] for i in images]), np.array([second[i] for i in images])
     if (x > y).sum() < (y > x).sum():
         one, other, x, y = other, one, y, x
@@ -346,14 +351,16 @@ def _own_labels(results: Sequence[RunResults]) -> list[Statement]:
     return [
         Statement(
             "warning",
-            f"{' and '.join(own)}: there are no true labels, so the model's own predictions on the unchanged images took "
-            "their place. Accuracy and IoU before the attack are perfect by construction and say nothing of the model.",
+            f"{' and '.join(own)}: there are no true labels, so the model's own predictions on the unchanged images "
+            "took their place. Accuracy and IoU before the attack are perfect by construction and say nothing of the model.",
         )
     ]
 
 
 def _other_norms(results: Sequence[RunResults]) -> list[Statement]:
-    others = {str(run.run.attack): str(run.header["norm"]) for run in results if run.header.get("norm", "linf") != "linf"}
+    others = {
+        str(run.run.attack): str(run.header["norm"]) for run in results if run.header.get("norm", "linf") != "linf"
+    }
     return [
         Statement("note", f"{attack} looks for a small {norm} norm; this page shows the linf norm of what it found.")
         for attack, norm in others.items()
