@@ -20,7 +20,7 @@ test: $(TESTABLE)
 
 # Tests of the report page need a browser and are skipped without one; only root on Debian can be helped.
 browser:
-	@if command -v chromium chromedriver >/dev/null; then echo "chromium is there"; \
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then echo "chromium is there"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
 	else echo "no chromium: tests in a browser will be skipped"; fi

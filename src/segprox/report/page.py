@@ -377,8 +377,8 @@ def _thumbnail(parts: dict[Part, bytes]) -> str:
 
 def _classes(parts: dict[Part, bytes]) -> list[int]:
     """The classes in the maps, with 255 for what is none."""
-    maps = [np.asarray(Image.open(io.BytesIO(parts[part]))) for part in MAPS]
-    return sorted({int(k) for indices in maps for k in np.unique(indices)})
+    pixels = [Image.open(io.BytesIO(parts[part])).histogram() for part in MAPS]
+    return sorted({k for counts in pixels for k, count in enumerate(counts) if count})
 
 
 def _base64(content: bytes) -> str:

@@ -280,15 +280,15 @@ def _compare(
     if wins <= (y > x).sum():
         return [Statement("note", f"{one} and {other} are equally robust{where} on the same {_images(len(images))}.")]
     ratios = x / np.maximum(y, 1e-9)
-    times = f"typically a change {np.median(ratios):.1f} times as large" if np.median(ratios) < 200 else "far more"
+    times = f"a change typically {np.median(ratios):.1f} times as large" if np.median(ratios) < 200 else "far more"
     if (x >= FAILED_NORM).mean() >= 0.5:
-        times = "more than any attack found on half of the images"
+        times = "more than any attack found, on half of them"
     tied = f", {ties} alike" if ties else ""
     return [
         Statement(
             "good",
-            f"{one} is more robust than {other}{where}: on the same {_images(len(images))} it takes {times}, "
-            f"and it holds out longer on {wins} of them{tied}.",
+            f"{one} is more robust than {other}{where}: on the same {_images(len(images))}, breaking it takes {times}. "
+            f"It holds out longer on {wins} of {len(images)}{tied}.",
         )
     ]
 
@@ -352,7 +352,7 @@ def _own_labels(results: Sequence[RunResults]) -> list[Statement]:
         Statement(
             "warning",
             f"{' and '.join(own)}: there are no true labels, so the model's own predictions on the unchanged images "
-            "took their place. Accuracy and IoU before the attack are perfect by construction and say nothing of the model.",
+            "took their place. Accuracy and IoU before the attack are perfect by construction: they say nothing here.",
         )
     ]
 
