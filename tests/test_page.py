@@ -167,7 +167,9 @@ def test_table_marks_the_strongest_attack(tmp_path):
     two_attacks(tmp_path)
     _, text, _ = page(tmp_path)
     rows = re.findall(r"<th scope=\"row\"[^>]*>(\w+)</th>(.*?)</tr>", text, re.DOTALL)
-    assert [name for name, cells in rows if re.search(r'best" data-title="Median" data-value="0.025"', cells)] == ["fmn"]
+    assert [name for name, cells in rows if re.search(r'best" data-title="Median" data-value="0.025"', cells)] == [
+        "fmn"
+    ]
     assert "90.0 → 5.0" in rows[0][1]
     assert "75%" in rows[1][1]
 
@@ -202,8 +204,8 @@ def test_models_are_compared_on_the_same_images(tmp_path):
     write_run(tmp_path, [make_record(f"i{k}", 0.03) for k in range(1, 6)], model="strong")
     texts, found = said(tmp_path)
     assert (
-        "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as large. "
-        "It holds out longer on 3 of 3." in texts
+        "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as "
+        "large. It holds out longer on 3 of 3." in texts
     )
     assert {v.setting.model: v.half for v in found} == {"weak": 0.01, "strong": 0.03}
 
@@ -224,8 +226,13 @@ def test_attacks_are_ranked(tmp_path):
     two_attacks(tmp_path)
     texts, (verdict,) = said(tmp_path)
     assert verdict.statements == ("Strongest attack: fmn, median 6.4/255.", "Weakest: pgd, needs 12.8/255.")
-    assert any(text.startswith("pgd failed on 1 of 4 images that another attack broke") for text in texts)
+    assert any(text.startswith("pgd failed on 1 of the 4 images that some attack broke") for text in texts)
     assert "Every one of the 4 images was broken by at least one attack." in texts
+
+
+def test_wrong_without_a_change(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.0)])
+    assert "the model is wrong already" in said(tmp_path)[1][0].sentence
 
 
 def test_half_is_not_between_broken_and_not_broken(tmp_path):

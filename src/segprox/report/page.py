@@ -18,14 +18,13 @@ from markupsafe import Markup
 from PIL import Image
 
 from segprox.data.base import VOID_COLOUR, colours
-from segprox.report.results import FAILED_NORM, RunResults
+from segprox.report.results import RunResults
 from segprox.report.summary import (
     RunSummary,
     Setting,
     attack_names,
     by_setting,
     damage,
-    seen_text,
     size_text,
     statements,
     summarize,
@@ -130,8 +129,6 @@ def _render(results: Sequence[RunResults], pictures: dict[str, Pictures], unread
         statements=statements(results),
         verdicts=verdicts(results),
         size_text=size_text,
-        seen_text=seen_text,
-        broken_never=FAILED_NORM,
         columns=COLUMNS,
         varying=[i for i in range(3) if len({setting[i] for setting in by_setting(results)}) > 1],
         constant=_constant(results),

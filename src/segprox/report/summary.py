@@ -82,6 +82,21 @@ class Verdict:
     half: float  # at least half of the images fall to a change of this size; 1 if they do not
     statements: tuple[str, ...]
 
+    @property
+    def holds(self) -> bool:
+        """Whether fewer than half of the images were broken."""
+        return self.half >= FAILED_NORM
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.holds:
+            return f"{'Fewer than half of the images fall' if self.broken else 'No image falls'} to any attack here."
+        if self.half == 0:
+            return "Half of the images need no change at all: the model is wrong already."
+        who = "Half of the images fall" if self.images > 1 else "The image falls"
+        return f"{who} to a change of at most {size_text(self.half)}: {seen_text(self.half)}."
+
 
 class Damage(NamedTuple):
     """What the perturbations found leave of a model's quality, for attackers of growing strength."""
@@ -320,7 +335,7 @@ def _weak_attacks(groups: Mapping[Setting, Sequence[RunResults]], results: Seque
     return [
         Statement(
             "warning",
-            f"{name} failed on {missed[name]} of {total[name]} images that another attack broke: "
+            f"{name} failed on {missed[name]} of the {total[name]} images that some attack broke: "
             "there it says more about the attack than about the model.",
         )
         for name in total

@@ -116,8 +116,9 @@ function path(stairs, box) {
   return `M${box.x(stairs[0][0]).toFixed(1)},${box.y(stairs[0][1]).toFixed(1)}${steps}H${box.width - MARGIN.right}`;
 }
 
+/** Colour and dash of a curve; the pair comes again only after 64 of them. */
 function look(index) {
-  return { class: `curve s${index % 8}`, "stroke-dasharray": DASHES[index % 8] };
+  return { class: `curve s${index % 8}`, "stroke-dasharray": DASHES[(index + Math.floor(index / 8)) % 8] };
 }
 
 function sample(index) {

@@ -1,5 +1,6 @@
 const viewer = { list: [], at: 0, entry: null, sources: {} };
 const VOID = 255;
+const PARTS = { image: "Before", adversarial: "Perturbed", clean: "Before", prediction: "After" };
 
 /** The place of a record in a link: `#view=run/image`. */
 function place(entry) {
@@ -61,11 +62,14 @@ function drawClassLegend(entry) {
   byId("view-legend").replaceChildren(...items);
 }
 
+/** The largest change in [0, 1]; where nothing changed any number will do. */
+const largestChange = () => (viewer.entry.record.size || 127.5) / 255;
+const mostGain = () => Math.max(2, 2 / largestChange());
+
 /** The stored picture is stretched to black and white at the largest change; a gain of 1 shows changes as they are. */
 function setGain() {
-  const largest = Math.max((viewer.entry.record.size || 0) / 255, 1e-6);
-  const most = Math.max(2, 4 / largest / 2);
-  const gain = most ** Number(byId("gain").value);
+  const largest = largestChange();
+  const gain = mostGain() ** Number(byId("gain").value);
   for (const channel of byId("amplify").querySelectorAll("[slope]")) {
     channel.setAttribute("slope", 2 * gain * largest);
     channel.setAttribute("intercept", 0.5 - gain * largest);
@@ -75,16 +79,15 @@ function setGain() {
 
 /** As much as just reaches black and white. */
 function resetGain() {
-  const largest = Math.max((viewer.entry.record.size || 0) / 255, 1e-6);
-  const most = Math.max(2, 4 / largest / 2);
-  byId("gain").value = Math.max(0, Math.log(0.5 / largest) / Math.log(most));
+  byId("gain").value = Math.max(0, Math.log(0.5 / largestChange()) / Math.log(mostGain()));
   setGain();
 }
 
 function setPair() {
   const [before, after] = byId("pair").value.split(" ");
   for (const [id, part] of [["over", before], ["under", after]]) {
-    byId(id).src = viewer.sources[part] || "";
+    byId(id).src = viewer.sources[part];
+    byId(id).alt = byId(`${id}-name`).textContent = part === "label" ? byId("view-label").textContent : PARTS[part];
     byId(id).classList.toggle("map", ["label", "clean", "prediction"].includes(part));
   }
   setEdge();
@@ -111,7 +114,7 @@ function view(entry) {
   byId("view-note").hidden = full;
   byId("view-note").textContent = record.pictures ? "Only a thumbnail of this image is in the page, to keep it small." : "No pictures of this image were kept.";
   byId("view-thumbnail").hidden = record.pictures !== "small";
-  byId("view-thumbnail").src = record.pictures === "small" ? thumbnail(entry) : "";
+  if (record.pictures === "small") byId("view-thumbnail").src = thumbnail(entry);
   if (full) {
     for (const image of byId("view-pictures").querySelectorAll("[data-part]")) image.src = viewer.sources[image.dataset.part];
     drawClassLegend(entry);
