@@ -174,6 +174,14 @@ def test_table_marks_the_strongest_attack(tmp_path):
     assert "75%" in rows[1][1]
 
 
+def test_nothing_is_strongest_on_other_images(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01)], attack="fmn")
+    write_run(tmp_path, [make_record("a", 0.02)], attack="pgd")
+    _, text, _ = page(tmp_path)
+    assert 'best"' not in text
+    assert "Not all attacks have seen the same images yet" in text
+
+
 def test_numbers_of_a_run(tmp_path):
     write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.03), make_record("c", 0.02, False)])
     (run,) = load_results([tmp_path])

@@ -315,4 +315,8 @@ def test_print(opened):
     assert not one(opened, ".bar").is_displayed()
     assert not any(element.is_displayed() for element in all_of(opened, ".controls"))
     assert one(opened, "#chart svg").is_displayed()
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert all_of(opened, "details:not([open])") == []
+    opened.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert all_of(opened, "details[open]") == []
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -25,6 +25,7 @@ from segprox.report.summary import (
     attack_names,
     by_setting,
     damage,
+    same_images,
     size_text,
     statements,
     summarize,
@@ -186,9 +187,10 @@ def _constant(results: Sequence[RunResults]) -> list[tuple[str, str]]:
 def _rows(results: Sequence[RunResults], names: Sequence[str]) -> list[dict[str, Any]]:
     summaries = [summarize(result) for result in results]
     settings = [Setting(result.run.model, result.run.dataset, result.run.goal) for result in results]
+    comparable = {setting for setting, runs in by_setting(results).items() if same_images(runs)}
     rows = []
     for setting, summary, name in zip(settings, summaries, names):
-        rivals = [other for s, other in zip(settings, summaries) if s == setting and other.images]
+        rivals = [other for s, other in zip(settings, summaries) if s == setting in comparable and other.images]
         rows.append({"setting": setting, "attack": name, "cells": [_cell(c, summary, rivals) for c in COLUMNS]})
     return rows
 

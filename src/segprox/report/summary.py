@@ -259,7 +259,20 @@ def statements(results: Sequence[RunResults]) -> list[Statement]:
     """What a reader should know before looking at tables, most important first."""
     groups = by_setting(results)
     found = [*_compare_models(groups), *_never_broken(groups), *_weak_attacks(groups, results), *_rounding(results)]
-    return [*found, *_own_labels(results), *_other_norms(results), *_failed(results)]
+    return [*found, *_unequal(groups), *_own_labels(results), *_other_norms(results), *_failed(results)]
+
+
+def same_images(runs: Iterable[RunResults]) -> bool:
+    """Whether the runs that attacked anything attacked the same images, so that their numbers may be compared."""
+    return len({tuple(record.image for record in run.records) for run in runs if run.records}) <= 1
+
+
+def _unequal(groups: Mapping[Setting, Sequence[RunResults]]) -> list[Statement]:
+    found = [str(setting) for setting, runs in groups.items() if not same_images(runs)]
+    if not found:
+        return []
+    text = f"Not all attacks have seen the same images yet, so their rows cannot be compared: {'; '.join(found)}."
+    return [Statement("warning", text)]
 
 
 def _compare_models(groups: Mapping[Setting, Sequence[RunResults]]) -> list[Statement]:
