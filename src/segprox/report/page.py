@@ -190,7 +190,8 @@ def _rows(results: Sequence[RunResults], names: Sequence[str]) -> list[dict[str,
     comparable = {setting for setting, runs in by_setting(results).items() if same_images(runs)}
     rows = []
     for setting, summary, name in zip(settings, summaries, names):
-        rivals = [other for s, other in zip(settings, summaries) if s == setting in comparable and other.images]
+        rivals = [other for s, other in zip(settings, summaries) if s == setting and other.images]
+        rivals = rivals if setting in comparable else []
         rows.append({"setting": setting, "attack": name, "cells": [_cell(c, summary, rivals) for c in COLUMNS]})
     return rows
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from segprox.errors import SegproxError
 from segprox.report.metrics import mean_iou, pixel_accuracy
 from segprox.report.results import FAILED_NORM, RunResults
 
@@ -224,6 +225,20 @@ def verdicts(results: Sequence[RunResults]) -> list[Verdict]:
     ]
 
 
+def budget(result: RunResults) -> float | None:
+    """The size that an attack stays within by design; none for attacks that look for the smallest change.
+
+    An attack of a later segprox, which cannot be made here, is taken for one of those.
+    """
+    try:
+        attack = result.run.attack.make()
+    except SegproxError:
+        return None
+    if attack.family == "minimal":
+        return None
+    return float(getattr(attack, "epsilon", 0.0)) if attack.norm == "linf" else 0.0
+
+
 def _verdict(setting: Setting, runs: Mapping[str, RunResults]) -> Verdict:
     norms = np.array(sorted(smallest(runs.values()).values()))
     broken = int((norms < FAILED_NORM).sum())
@@ -234,9 +249,13 @@ def _verdict(setting: Setting, runs: Mapping[str, RunResults]) -> Verdict:
 
 
 def _about_attacks(runs: Mapping[str, RunResults]) -> list[str]:
-    """The strongest and the weakest attack, on the images that all have attacked."""
+    """The strongest and the weakest attack, on the images that all have attacked.
+
+    Where some look for the smallest change, those that stay within a budget do not compete.
+    """
+    runs = {name: run for name, run in runs.items() if budget(run) is None} or runs
     if len(runs) < 2:
-        return [f"Attacked by {next(iter(runs))} only: another attack may find smaller changes."]
+        return [f"Only {next(iter(runs))} looked for the smallest change: another attack may find smaller ones."]
     shared = set.intersection(*({record.image for record in run.records} for run in runs.values()))
     if not shared:
         return ["The attacks have no image in common, so they cannot be compared."]
@@ -259,7 +278,14 @@ def statements(results: Sequence[RunResults]) -> list[Statement]:
     """What a reader should know before looking at tables, most important first."""
     groups = by_setting(results)
     found = [*_compare_models(groups), *_never_broken(groups), *_weak_attacks(groups, results), *_rounding(results)]
-    return [*found, *_unequal(groups), *_own_labels(results), *_other_norms(results), *_failed(results)]
+    return [
+        *found,
+        *_unequal(groups),
+        *_own_labels(results),
+        *_budgets(results),
+        *_other_norms(results),
+        *_failed(results),
+    ]
 
 
 def same_images(runs: Iterable[RunResults]) -> bool:
@@ -340,16 +366,18 @@ def _weak_attacks(groups: Mapping[Setting, Sequence[RunResults]], results: Seque
     missed: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for runs in groups.values():
-        breakable = {image for image, norm in smallest(runs).items() if norm < FAILED_NORM}
+        known = smallest(runs)
         for run in runs:
-            tried = [record for record in run.records if record.image in breakable]
+            reach = budget(run)
+            most = np.nextafter(FAILED_NORM, 0) if reach is None else reach
+            tried = [record for record in run.records if known[record.image] <= most]
             total[names[id(run)]] += len(tried)
             missed[names[id(run)]] += sum(not record.found.success for record in tried)
     return [
         Statement(
             "warning",
-            f"{name} failed on {missed[name]} of the {total[name]} images that some attack broke: "
-            "there it says more about the attack than about the model.",
+            f"{name} failed on {missed[name]} of the {_images(total[name])} that it might have broken: "
+            "another attack did, so there it says more about the attack than about the model.",
         )
         for name in total
         if total[name] and missed[name] / total[name] >= 0.1
@@ -392,6 +420,17 @@ def _other_norms(results: Sequence[RunResults]) -> list[Statement]:
     return [
         Statement("note", f"{attack} looks for a small {norm} norm; this page shows the linf norm of what it found.")
         for attack, norm in others.items()
+    ]
+
+
+def _budgets(results: Sequence[RunResults]) -> list[Statement]:
+    found = {str(run.run.attack): budget(run) for run in results}
+    return [
+        Statement(
+            "note", f"{attack} stays within {size_text(most)}: it tells how many images fall to that, not to less."
+        )
+        for attack, most in found.items()
+        if most
     ]
 
 
