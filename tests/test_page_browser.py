@@ -262,6 +262,10 @@ def test_phone(opened, page):
     load(opened, page, width=375)
     wide = "return document.documentElement.scrollWidth"
     assert opened.execute_script(wide) <= 375
+    for steps in (1, 16):
+        one(opened, "#chart svg").send_keys(*[Keys.ARROW_RIGHT] * steps)
+        tip = one(opened, ".tip").rect
+        assert 0 <= tip["x"] <= tip["x"] + tip["width"] <= 375
     for details in all_of(opened, "details"):
         opened.execute_script("arguments[0].open = true", details)
     assert opened.execute_script(wide) <= 375

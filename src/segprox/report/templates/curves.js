@@ -162,12 +162,12 @@ function showTip({ lines, box, cursor, tip }, pixel) {
   const value = box.back(curves.at);
   cursor.setAttribute("x1", curves.at);
   cursor.setAttribute("x2", curves.at);
-  const rows = lines.map((line) => make("div", {}, sample(line.look), line.name, make("b", {}, percent(valueAt(line.stairs, value)))));
-  tip.replaceChildren(make("div", {}, `${size(value)}/255`), ...rows);
-  const right = curves.at > box.width / 2;
-  tip.style.left = right ? "auto" : `${curves.at + 14}px`;
-  tip.style.right = right ? `${box.width - curves.at + 14}px` : "auto";
-  tip.style.top = `${MARGIN.top + 8}px`;
+  const rows = lines.map((line) => make("div", {}, sample(line.look), make("span", {}, line.name), make("b", {}, percent(valueAt(line.stairs, value)))));
+  tip.replaceChildren(make("div", {}, `at ${size(value)}/255`), ...rows);
+  // Beside the cursor, where there is more room, and never over the edge of a phone.
+  const beside = curves.at > box.width / 2 ? curves.at - tip.offsetWidth - 14 : curves.at + 14;
+  tip.style.left = `${Math.max(0, Math.min(beside, box.width - tip.offsetWidth))}px`;
+  tip.style.top = `${box.width < 500 ? box.height : MARGIN.top + 8}px`; // below a small chart, of which it would hide half
 }
 
 function drawTable(lines, box) {
