@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 EXTRAS := dev,hf,mmseg,smp,torchvision,datasets,ray
 
-.PHONY: demo test format clean
+.PHONY: demo test browser format clean
 
 demo: $(READY)
 	$(BIN)/segprox demo
@@ -17,6 +17,13 @@ test: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term
+
+# Tests of the report page need a browser and are skipped without one; only root on Debian can be helped.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then echo "chromium is there"; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
+	else echo "no chromium: tests in a browser will be skipped"; fi
 
 format: $(TESTABLE)
 	$(BIN)/ruff format .

@@ -1,0 +1,173 @@
+const viewer = { list: [], at: 0, entry: null, sources: {} };
+const VOID = 255;
+const PARTS = { image: "Before", adversarial: "Perturbed", clean: "Before", prediction: "After" };
+
+/** The place of a record in a link: `#view=run/image`. */
+function place(entry) {
+  return `#view=${encodeURIComponent(entry.run.id)}/${encodeURIComponent(entry.record.image)}`;
+}
+
+function entryAt(hash) {
+  const found = /^#view=([^/]*)\/(.*)$/.exec(hash);
+  if (!found) return null;
+  try {
+    const [id, image] = found.slice(1).map(decodeURIComponent);
+    return ENTRIES.find((entry) => entry.run.id === id && entry.record.image === image) || null;
+  } catch {
+    return null; // not a link of ours
+  }
+}
+
+/** Changes the address without a jump and without filling the history. */
+function setHash(hash) {
+  history.replaceState(null, "", hash || location.pathname + location.search);
+}
+
+function facts(entry) {
+  const { record } = entry;
+  const outcome = record.success ? "broken" : "not broken";
+  const pairs = [
+    ["Outcome", outcome, record.success ? "broken" : "held"],
+    ["Largest change", `${size(record.size)}/255`],
+    ["l2 norm", size(record.l2)],
+    ["APSR", percent(record.apsr, 2)],
+    ["Accuracy", `${percent(record.cleanAccuracy)} → ${percent(record.accuracy)}`],
+    ["In 8 bits", `${record.rounded ? "broken" : "not broken"} at ${size(record.roundedSize)}/255`],
+    ["Queries", `${record.forwards} + ${record.backwards}`],
+    ["Seconds", record.seconds === null ? "–" : record.seconds.toFixed(1)],
+    ["Pixels", `${record.width} × ${record.height}`],
+    ["Image hash", record.hash.slice(0, 12)],
+  ];
+  return pairs.map(([name, text, kind]) => make("div", {}, make("dt", {}, name), make("dd", kind ? { class: kind } : {}, text)));
+}
+
+function pictures(entry) {
+  const stored = byId(`p-${entry.id}`);
+  if (!stored) return {};
+  const type = (part) => (["image", "adversarial", "perturbation"].includes(part) ? "webp" : "png");
+  return Object.fromEntries(Object.entries(JSON.parse(stored.textContent)).map(([part, content]) => [part, `data:image/${type(part)};base64,${content}`]));
+}
+
+function thumbnail(entry) {
+  const stored = byId(`t-${entry.id}`);
+  return stored ? `data:image/webp;base64,${stored.textContent}` : null;
+}
+
+function drawClassLegend(entry) {
+  const items = entry.record.classes.map((k) => {
+    const swatch = make("span", { class: "swatch" });
+    swatch.style.background = colour(k === VOID ? DATA.void : entry.run.palette[k] || DATA.void);
+    return make("li", {}, swatch, k === VOID ? "not counted" : entry.run.classes[k] || String(k));
+  });
+  byId("view-legend").replaceChildren(...items);
+}
+
+/** The largest change in [0, 1]; where nothing changed any number will do. */
+const largestChange = () => (viewer.entry.record.size || 127.5) / 255;
+const mostGain = () => Math.max(2, 2 / largestChange());
+
+/** The stored picture is stretched to black and white at the largest change; a gain of 1 shows changes as they are. */
+function setGain() {
+  const largest = largestChange();
+  const gain = mostGain() ** Number(byId("gain").value);
+  for (const channel of byId("amplify").querySelectorAll("[slope]")) {
+    channel.setAttribute("slope", 2 * gain * largest);
+    channel.setAttribute("intercept", 0.5 - gain * largest);
+  }
+  byId("gain-value").textContent = `${gain < 10 ? gain.toFixed(1) : Math.round(gain)} times`;
+}
+
+/** As much as just reaches black and white. */
+function resetGain() {
+  byId("gain").value = Math.max(0, Math.log(0.5 / largestChange()) / Math.log(mostGain()));
+  setGain();
+}
+
+function setPair() {
+  const [before, after] = byId("pair").value.split(" ");
+  for (const [id, part] of [["over", before], ["under", after]]) {
+    byId(id).src = viewer.sources[part];
+    byId(id).alt = byId(`${id}-name`).textContent = part === "label" ? byId("view-label").textContent : PARTS[part];
+    byId(id).classList.toggle("map", ["label", "clean", "prediction"].includes(part));
+  }
+  setEdge();
+}
+
+function setEdge() {
+  const at = Number(byId("at").value);
+  byId("over").style.clipPath = `inset(0 ${100 - at}% 0 0)`;
+  byId("edge").style.left = `${at}%`;
+}
+
+function view(entry) {
+  viewer.entry = entry;
+  viewer.sources = pictures(entry);
+  const { run, record } = entry;
+  const targeted = run.goal !== "untargeted";
+  byId("view-name").textContent = record.image;
+  byId("view-run").textContent = `${run.model} · ${run.dataset} · ${run.attack} · ${run.goal}`;
+  byId("view-facts").replaceChildren(...facts(entry));
+  byId("view-label").textContent = targeted ? "Target" : "Labels";
+  byId("pair-label").textContent = targeted ? "target and prediction after" : "labels and prediction after";
+  const full = record.pictures === "full";
+  byId("view-pictures").hidden = !full;
+  byId("view-note").hidden = full;
+  byId("view-note").textContent = record.pictures ? "Only a thumbnail of this image is in the page, to keep it small." : "No pictures of this image were kept.";
+  byId("view-thumbnail").hidden = record.pictures !== "small";
+  if (record.pictures === "small") byId("view-thumbnail").src = thumbnail(entry);
+  if (full) {
+    for (const image of byId("view-pictures").querySelectorAll("[data-part]")) image.src = viewer.sources[image.dataset.part];
+    drawClassLegend(entry);
+    resetGain();
+    setPair();
+  }
+  setHash(place(entry));
+}
+
+/** Opens the viewer on one of a list, which arrow keys then walk through. */
+function openViewer(list, at) {
+  viewer.list = list;
+  viewer.at = at;
+  view(list[at]);
+  if (!byId("viewer").open) byId("viewer").showModal();
+  byId("view-body").scrollTop = 0;
+}
+
+function step(by) {
+  const count = viewer.list.length;
+  viewer.at = (viewer.at + by + count) % count;
+  view(viewer.list[viewer.at]);
+}
+
+function openFromHash() {
+  const entry = entryAt(location.hash);
+  if (!entry) return;
+  const listed = gallery.shown.includes(entry) ? gallery.shown : ENTRIES;
+  openViewer(listed, listed.indexOf(entry));
+}
+
+function dragEdge(event) {
+  if (event.type === "pointermove" && !event.buttons) return;
+  const box = event.currentTarget.getBoundingClientRect();
+  byId("at").value = (100 * (event.clientX - box.left)) / box.width;
+  setEdge();
+}
+
+function startViewer() {
+  const dialog = byId("viewer");
+  byId("view-previous").addEventListener("click", () => step(-1));
+  byId("view-next").addEventListener("click", () => step(1));
+  byId("view-close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => setHash(""));
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+  dialog.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, select") || event.altKey || event.ctrlKey || event.metaKey) return;
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (by) step(by);
+  });
+  byId("gain").addEventListener("input", setGain);
+  byId("at").addEventListener("input", setEdge);
+  byId("pair").addEventListener("change", setPair);
+  for (const kind of ["pointerdown", "pointermove"]) document.querySelector(".stack").addEventListener(kind, dragEdge);
+  addEventListener("hashchange", openFromHash);
+}

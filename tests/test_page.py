@@ -1,0 +1,293 @@
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from segprox.report.page import PICTURE_LIMIT, write_page
+from segprox.report.results import load_results
+from segprox.report.summary import attack_names, damage, statements, summarize, verdicts
+from segprox.run.record import Failure, Record, Score
+from tests.runs import HEADER, make_record, write_run
+
+HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "\"'&{{ 7*7 }}")
+
+
+class Elements(HTMLParser):
+    """All elements with their attributes, and what is inside scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.scripts = [], {}
+        self.inside = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.inside = dict(attrs).get("id", "code")
+            self.scripts[self.inside] = ""
+
+    def handle_endtag(self, tag):
+        self.inside = None if tag == "script" else self.inside
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[self.inside] += data
+
+    @property
+    def data(self):
+        return json.loads(self.scripts["data"])
+
+
+def page(folder, **options):
+    info = write_page(load_results([folder]), folder / "page.html", **options)
+    text = info.path.read_text(encoding="utf-8")
+    assert info.bytes == info.path.stat().st_size
+    return info, text, Elements(text)
+
+
+def two_attacks(folder, **options):
+    write_run(folder, [make_record(f"i{k}", 0.01 * (k + 1)) for k in range(4)], attack="fmn", **options)
+    write_run(folder, [make_record(f"i{k}", 0.02 * (k + 1), k < 3) for k in range(4)], attack="ddn", **options)
+
+
+def test_page(tmp_path):
+    two_attacks(tmp_path, previews=True)
+    info, text, elements = page(tmp_path)
+    assert info.images == 8
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert [len(run["records"]) for run in elements.data["runs"]] == [4, 4]
+    assert elements.data["runs"][0]["records"][0]["pictures"] == "full"
+    assert set(json.loads(elements.scripts["p-0-0"])) == {
+        "image", "adversarial", "perturbation", "label", "clean", "prediction",
+    }  # fmt: skip
+    assert base64.b64decode(elements.scripts["t-1-3"])[:4] == b"RIFF"
+    assert "How robust is net?" in text
+    assert "2026-03-01" in text
+
+
+def test_same_records_same_page(tmp_path):
+    two_attacks(tmp_path, previews=True)
+    assert page(tmp_path)[1] == page(tmp_path)[1]
+
+
+def test_nothing_from_outside(tmp_path):
+    two_attacks(tmp_path, previews=True)
+    _, text, elements = page(tmp_path)
+    for tag, attributes in elements.found:
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+        assert not attributes.get("src")
+        assert attributes.get("href", "#").startswith("#")
+        assert "style" not in attributes  # the policy would refuse it
+        assert not [name for name in attributes if name.startswith("on")]
+    assert set(re.findall(r"https?://[^\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_policy_names_exactly_our_code(tmp_path):
+    two_attacks(tmp_path)
+    _, text, elements = page(tmp_path)
+    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
+    for directive, code in (("style-src", style), ("script-src", elements.scripts["code"])):
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policy
+
+
+def test_names_stay_names(tmp_path):
+    header = HEADER | {"classes": [*HOSTILE[:3]], "environment": {"host": HOSTILE[0]}}
+    records = [make_record(name, 0.01) for name in HOSTILE]
+    failures = [Failure(key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
+    write_run(tmp_path, [*records, *failures], model=HOSTILE[0], goal=HOSTILE[1], header=header)
+    _, text, elements = page(tmp_path)
+    assert sorted(record["image"] for record in elements.data["runs"][0]["records"]) == sorted(HOSTILE)
+    assert elements.data["runs"][0]["classes"] == list(HOSTILE[:3])
+    assert not [attributes for tag, attributes in elements.found if "onerror" in attributes]
+    assert len(elements.scripts) == 2  # data and code
+    assert "alert(1)" in text
+
+
+def test_limit(tmp_path):
+    two_attacks(tmp_path, previews=True)
+    everything = page(tmp_path)[2]
+    sizes = [sum(map(len, json.loads(everything.scripts[f"p-{i}-0"]).values())) for i in (0, 1)]
+    info, text, elements = page(tmp_path, limit=sum(sizes))
+    assert info.images == 2
+    assert {"p-0-0", "p-1-0"} <= set(elements.scripts)  # one of each run, not two of the first
+    assert [record["pictures"] for record in elements.data["runs"][0]["records"]] == ["full", "small", "small", "small"]
+    assert "6 records of 8 have a thumbnail only" in text
+    assert page(tmp_path, limit=0)[0].images == 0
+    assert PICTURE_LIMIT == 40_000_000
+
+
+def test_unreadable_previews(tmp_path):
+    folder = write_run(tmp_path, [make_record(f"i{k}", 0.01) for k in range(4)], previews=True)
+    (folder / "previews/0.zip").unlink()
+    (folder / "previews/1.zip").write_bytes(b"not a zip")
+    outside = tmp_path / "outside.zip"
+    outside.write_bytes((folder / "previews/2.zip").read_bytes())
+    (folder / "previews/2.zip").unlink()
+    (folder / "previews/2.zip").symlink_to(outside)
+    info, text, _ = page(tmp_path)
+    assert info.images == 1
+    assert "3 previews could not be read" in text
+
+
+BARE = {"started": None, "classes": []}
+DEGENERATE = {
+    "no previews": ([make_record(f"i{k}", 0.01) for k in range(3)], HEADER, "No pictures were kept of these runs"),
+    "no success": ([make_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
+    "one image": ([make_record("one", 0.01)], HEADER, "The image was broken"),
+    "no classes": ([make_record("one", 0.01)], BARE, "1 of 1 broken"),
+    "failures only": ([Failure(key="k", image="a", reason="no such file")], HEADER, "no such file"),
+    "nothing": ([], {}, "No image was attacked"),
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_runs(case, tmp_path):
+    entries, header, said = DEGENERATE[case]
+    write_run(tmp_path, entries, header=header)
+    _, text, elements = page(tmp_path)
+    assert said in text
+    assert len(elements.data["runs"]) == 1
+
+
+def test_no_runs_at_all(tmp_path):
+    info = write_page([], tmp_path / "new" / "page.html")
+    assert "No results" in info.path.read_text()
+
+
+def test_table_marks_the_strongest_attack(tmp_path):
+    two_attacks(tmp_path)
+    _, text, _ = page(tmp_path)
+    rows = dict(re.findall(r"<th scope=\"row\"[^>]*>(\w+)</th>(.*?)</tr>", text, re.DOTALL))
+    strongest = 'best" data-title="Median"'
+    assert [name for name in rows if strongest in rows[name]] == ["fmn"]
+    assert "90.0 → 5.0" in rows["fmn"]
+    assert "75%" in rows["ddn"]
+
+
+def test_nothing_is_strongest_on_other_images(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01)], attack="fmn")
+    write_run(tmp_path, [make_record("a", 0.02)], attack="ddn")
+    _, text, _ = page(tmp_path)
+    assert 'best"' not in text
+    assert "Not all attacks have seen the same images yet" in text
+
+
+def test_numbers_of_a_run(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.03), make_record("c", 0.02, False)])
+    (run,) = load_results([tmp_path])
+    summary = summarize(run)
+    assert (summary.images, summary.failed, summary.broken) == (3, 0, 2)
+    assert summary.median == 0.03
+    assert summary.mean == pytest.approx((0.01 + 0.03 + 1) / 3)
+    assert summary.accuracy == pytest.approx((5 + 5 + 60) / 300)
+    assert summary.clean_accuracy == pytest.approx(0.9)
+
+
+def test_damage_grows_with_epsilon(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01), make_record("c", 0.02, False)])
+    (run,) = load_results([tmp_path])
+    found = damage(run)
+    np.testing.assert_allclose(found.epsilon, [0, 0.01, 0.02])
+    np.testing.assert_allclose(found.accuracy, [0.9, (90 + 5 + 5) / 300, (60 + 5 + 5) / 300])
+    assert (np.diff(found.miou) < 0).all()
+
+
+def said(folder):
+    results = load_results([folder])
+    return [statement.text for statement in statements(results)], verdicts(results)
+
+
+def test_models_are_compared_on_the_same_images(tmp_path):
+    write_run(tmp_path, [make_record(f"i{k}", 0.01) for k in range(4)], model="weak")
+    write_run(tmp_path, [make_record(f"i{k}", 0.03) for k in range(1, 6)], model="strong")
+    texts, found = said(tmp_path)
+    assert (
+        "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as "
+        "large. It holds out longer on 3 of 3." in texts
+    )
+    assert {v.setting.model: v.half for v in found} == {"weak": 0.01, "strong": 0.03}
+
+
+def test_models_without_common_images_are_not_compared(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01)], model="one")
+    write_run(tmp_path, [make_record("b", 0.01)], model="two")
+    assert any("cannot be compared" in text for text in said(tmp_path)[0])
+
+
+def test_equal_models(tmp_path):
+    for model in ("one", "two"):
+        write_run(tmp_path, [make_record("a", 0.01)], model=model)
+    assert "one and two are equally robust on the same 1 image." in said(tmp_path)[0]
+
+
+def test_attacks_are_ranked(tmp_path):
+    two_attacks(tmp_path)
+    texts, (verdict,) = said(tmp_path)
+    assert verdict.statements == ("Strongest attack: fmn, median 6.4/255.", "Weakest: ddn, needs 12.8/255.")
+    assert any(text.startswith("ddn failed on 1 of the 4 images that it might") for text in texts)
+    assert "Every one of the 4 images was broken by at least one attack." in texts
+
+
+def test_attacks_with_a_budget_are_judged_within_it(tmp_path):
+    write_run(tmp_path, [make_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
+    write_run(tmp_path, [make_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd")
+    texts, (verdict,) = said(tmp_path)
+    assert any(text.startswith("pgd stays within 8.0/255") for text in texts)
+    assert any(text.startswith("pgd failed on 1 of the 1 image that") for text in texts)
+    assert verdict.statements == ("Only fmn looked for the smallest change: another attack may find smaller ones.",)
+
+
+def test_unknown_attacks_are_shown(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01)], attack="of-tomorrow")
+    assert "of-tomorrow" in page(tmp_path)[1]
+
+
+def test_wrong_without_a_change(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.0)])
+    assert "the model is wrong already" in said(tmp_path)[1][0].sentence
+
+
+def test_half_is_not_between_broken_and_not_broken(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.02, False)])
+    assert said(tmp_path)[1][0].half == 0.01
+
+
+def test_caveats(tmp_path):
+    held = Score(linf=0.01, l2=1, l1=1, apsr=0.5, success=False)
+    records = [make_record("a", 0.01, labels="model", rounded=held), make_record("b", 0.01, labels="model")]
+    failure = Failure(key="k", image="c", reason="unreadable")
+    write_run(tmp_path, [*records, failure], header=HEADER | {"norm": "l2"})
+    texts = " ".join(said(tmp_path)[0])
+    assert "undoes 1 of 2 successful attacks" in texts
+    assert "the model's own predictions" in texts
+    assert "small l2 norm" in texts
+    assert "1 image could not be attacked" in texts
+
+
+def test_runs_of_one_attack_are_told_apart(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path, [make_record("a", 0.01)], seed=seed)
+    other = tmp_path / "again"
+    write_run(other, [make_record("a", 0.01)], seed=1)
+    results = load_results([tmp_path, other])
+    assert sorted(attack_names(results)) == ["fmn seed=0", "fmn seed=1", "fmn seed=1 #2"]
+    data = Elements(write_page(results, tmp_path / "p.html").path.read_text()).data
+    assert len({run["id"] for run in data["runs"]}) == 3
+
+
+def test_unknown_numbers_are_empty(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01, seconds=1.0)])
+    (run,) = load_results([tmp_path])
+    broken = Record(**{**vars(run.records[0]), "accuracy": float("nan")})
+    object.__setattr__(run, "records", (broken,))
+    data = Elements(write_page([run], tmp_path / "p.html").path.read_text()).data
+    assert data["runs"][0]["records"][0]["accuracy"] is None

@@ -1,0 +1,326 @@
+"""The page as a person meets it, in a real browser without a network. An alert would make the next step fail."""
+
+import json
+import shutil
+from urllib.parse import quote
+
+import pytest
+
+from segprox.report.page import write_page
+from segprox.report.results import load_results
+from segprox.run.record import Failure
+from tests.runs import HEADER, make_record, write_run
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver: make browser installs them on Debian"
+)
+HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>")
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --force-prefers-reduced-motion"
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Two models, two attacks and a target: 128 records, two of them with names that want to be markup."""
+    folder = tmp_path_factory.mktemp("store")
+    names = [*(f"scene {k}" for k in range(28)), *HOSTILE]
+    for model, factor in (("plain", 1), ("hardened", 4)):
+        for attack, more in (("fmn", 1.0), ("pgd", 1.7)):
+            records = [make_record(n, factor * more * 0.002 * (1 + k), k % 5 > 0) for k, n in enumerate(names)]
+            write_run(folder, records, model=model, attack=attack, previews=True)
+    header = HEADER | {"classes": [*HOSTILE, "car"]}
+    targeted = [make_record(name, 0.05) for name in names[:8]]
+    write_run(folder, targeted, model="plain", goal="road", previews=True, header=header)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(store):
+    return write_page(load_results([store]), store / "page.html").path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_page_load_timeout(30)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, page):
+    """The page, fresh; afterwards, whatever was done: no error, no request to anywhere, no alert."""
+    load(browser, page)
+    yield browser
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert sent
+    assert {url.split(":")[0] for url in sent} <= {"file", "data", "blob", "about"}
+    assert len({url.split("#")[0] for url in sent if url.startswith("file")}) == 1
+
+
+def load(browser, address, width=1280):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get("about:blank")  # a changed hash alone would not load it again
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get(address)
+    wait(browser, lambda: all_of(browser, "#chart path"))
+
+
+def wait(browser, condition):
+    return WebDriverWait(browser, 10).until(lambda _: condition())
+
+
+def one(browser, selector):
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def all_of(browser, selector):
+    return browser.find_elements(By.CSS_SELECTOR, selector)
+
+
+def texts(browser, selector):
+    return [element.get_attribute("textContent") for element in all_of(browser, selector)]
+
+
+def set_value(browser, selector, value):
+    """Move a slider, as a hand would."""
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+    browser.execute_script(script, one(browser, selector), value)
+
+
+def column(browser, title):
+    heads = texts(browser, "#results thead th")
+    at = heads.index(title) + 1
+    return at, texts(browser, f"#results tbody tr > :nth-child({at})")
+
+
+def test_sorting(opened):
+    at, before = column(opened, "Median")
+    head = one(opened, f"#results thead th:nth-child({at})")
+    head.find_element(By.TAG_NAME, "button").click()
+    up = column(opened, "Median")[1]
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert up != before
+    assert up == sorted(before, key=float)
+    head.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert head.get_attribute("aria-sort") == "descending"
+    assert column(opened, "Median")[1] == sorted(up, key=float, reverse=True) != up
+    names = one(opened, "#results thead th")
+    names.find_element(By.TAG_NAME, "button").send_keys(Keys.SPACE)
+    models = texts(opened, "#results tbody tr > :first-child")
+    assert models == sorted(models)
+    assert head.get_attribute("aria-sort") == "none"
+
+
+def test_curves_can_be_hidden(opened):
+    buttons = all_of(opened, "#legend button")
+    assert len(all_of(opened, "#chart path")) == len(buttons) == 2
+    looks = {(p.get_attribute("class"), p.get_attribute("stroke-dasharray")) for p in all_of(opened, "#chart path")}
+    assert len(looks) == 2
+    buttons[0].click()
+    assert buttons[0].get_attribute("aria-pressed") == "false"
+    assert len(all_of(opened, "#chart path")) == 1
+    buttons[0].send_keys(Keys.SPACE)
+    assert len(all_of(opened, "#chart path")) == 2
+
+
+def test_axes_and_kinds(opened):
+    def state():
+        return texts(opened, "#chart .tick"), one(opened, "#chart path").get_attribute("d")
+
+    seen = [state()]
+    for name, value in (("axis", "linear"), ("axis", "log"), ("kind", "accuracy"), ("kind", "miou")):
+        opened.execute_script("arguments[0].click()", one(opened, f"input[name={name}][value={value}]"))
+        seen.append(state())
+    ticks = [ticks for ticks, _ in seen]
+    assert ticks[0] != ticks[1] != ticks[2]
+    assert ["0" in labels for labels in ticks[:3]] == [True, True, False]
+    assert len({d for _, d in seen}) == 5
+
+
+def test_groups_and_tooltip(opened):
+    select = Select(one(opened, "#curve-group"))
+    titles = [option.text for option in select.options]
+    assert len(titles) == 5
+    select.select_by_visible_text("Models: fmn · scenes · untargeted")
+    assert sorted(texts(opened, "#legend button")) == ["hardened", "plain"]
+    one(opened, "#chart svg").send_keys(*[Keys.ARROW_RIGHT] * 10)
+    tip = one(opened, ".tip")
+    assert tip.is_displayed()
+    assert all(part in tip.text for part in ("/255", "plain", "%"))
+    before = tip.text
+    webdriver.ActionChains(opened).move_to_element_with_offset(one(opened, "#chart svg"), 200, 0).perform()
+    assert one(opened, ".tip").text != before
+
+
+def test_the_grid_is_lazy_and_filters(opened):
+    assert one(opened, "#found").text == "128 of 128"
+    assert len(all_of(opened, ".tile")) == 48
+    opened.execute_script("arguments[0].scrollIntoView()", one(opened, "#more"))
+    wait(opened, lambda: len(all_of(opened, ".tile")) > 48)
+    one(opened, "#find").send_keys("scene 1")
+    assert one(opened, "#found").text == "45 of 128"  # scene 1 and 10 to 19, four times, and once among eight targeted
+    Select(one(opened, "#by-attack")).select_by_value("pgd")
+    Select(one(opened, "#by-setting")).select_by_value("plain · scenes · untargeted")
+    assert len(all_of(opened, ".tile")) == 11
+    Select(one(opened, "#by-outcome")).select_by_value("held")
+    assert texts(opened, ".tile .name") == ["scene 10", "scene 15"]
+    Select(one(opened, "#by-outcome")).select_by_value("broken")
+    Select(one(opened, "#sort-by")).select_by_value("large")
+    assert texts(opened, ".tile .name")[:2] == ["scene 19", "scene 18"]
+    assert one(opened, ".tile img").get_property("naturalWidth") == 48
+
+
+def test_viewer(opened):
+    one(opened, "#find").send_keys("scene 2")
+    Select(one(opened, "#by-attack")).select_by_value("pgd")
+    first, second = texts(opened, ".tile .name")[:2]
+    opened.execute_script("arguments[0].focus()", one(opened, ".tile"))
+    one(opened, ".tile").send_keys(Keys.ENTER)
+    dialog = one(opened, "#viewer")
+    assert dialog.is_displayed()
+    assert one(opened, "#view-name").text == first
+    pictures = all_of(opened, "#view-pictures [data-part]")
+    assert wait(opened, lambda: all(image.get_property("naturalWidth") == 48 for image in pictures))
+    assert len(pictures) == 6
+    assert "not counted" in texts(opened, "#view-legend li")
+    run = one(opened, "#view-run").text
+    webdriver.ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
+    assert one(opened, "#view-name").text == second
+    assert one(opened, "#view-run").text != run  # the same image under another model
+    assert "#view=" in opened.current_url
+    link, name = opened.current_url, one(opened, "#view-run").text
+    webdriver.ActionChains(opened).send_keys(Keys.ESCAPE).perform()
+    assert not dialog.is_displayed()
+    assert "#view=" not in opened.current_url
+    opened.get("about:blank")
+    opened.get(link)
+    wait(opened, lambda: one(opened, "#viewer").is_displayed())
+    assert one(opened, "#view-run").text == name
+
+
+def test_gain_and_slider(opened):
+    opened.execute_script("arguments[0].click()", one(opened, ".tile"))
+    picture = one(opened, "[data-part=perturbation]")
+    wait(opened, lambda: picture.get_property("naturalWidth"))
+    before, text = picture.screenshot_as_png, one(opened, "#gain-value").text
+    set_value(opened, "#gain", 0)
+    assert one(opened, "#gain-value").text == "1.0 times" != text
+    assert picture.screenshot_as_png != before
+    slope, intercept = (float(one(opened, "#amplify feFuncR").get_attribute(a)) for a in ("slope", "intercept"))
+    assert intercept == pytest.approx(0.5 - slope / 2)  # grey stays grey
+    clip = one(opened, "#over").value_of_css_property("clip-path")
+    set_value(opened, "#at", 80)
+    assert one(opened, "#over").value_of_css_property("clip-path") != clip
+    assert "20%" in one(opened, "#over").value_of_css_property("clip-path")
+    source = one(opened, "#over").get_attribute("src")
+    Select(one(opened, "#pair")).select_by_value("image adversarial")
+    assert one(opened, "#over").get_attribute("src") != source
+
+
+def test_classes(opened):
+    before = texts(opened, "#bars li")
+    assert any("road" in text and "→" in text for text in before)
+    Select(one(opened, "#class-sort")).select_by_value("lost")
+    assert sorted(texts(opened, "#bars li")) == sorted(before)
+
+
+def test_dark(opened):
+    def paper():
+        return opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    before = paper()
+    one(opened, "#theme").click()
+    assert paper() != before
+    one(opened, "#theme").click()
+    assert paper() == before
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    opened.execute_script("delete document.documentElement.dataset.theme")
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    assert paper() != before
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_phone(opened, page):
+    load(opened, page, width=375)
+    wide = "return document.documentElement.scrollWidth"
+    assert opened.execute_script(wide) <= 375
+    for steps in (1, 16):
+        one(opened, "#chart svg").send_keys(*[Keys.ARROW_RIGHT] * steps)
+        tip = one(opened, ".tip").rect
+        assert 0 <= tip["x"] <= tip["x"] + tip["width"] <= 375
+    for details in all_of(opened, "details"):
+        opened.execute_script("arguments[0].open = true", details)
+    assert opened.execute_script(wide) <= 375
+    opened.execute_script("arguments[0].click()", one(opened, ".tile"))
+    body = one(opened, "#view-body")
+    assert body.get_property("scrollWidth") <= body.get_property("clientWidth") <= 375
+
+
+def test_names_are_inert(opened, page):
+    for name in HOSTILE:
+        one(opened, "#find").clear()
+        one(opened, "#find").send_keys(name)
+        assert texts(opened, ".tile .name") == [name] * 4
+        opened.execute_script("arguments[0].click()", one(opened, ".tile"))
+        assert one(opened, "#view-name").text == name
+        one(opened, "#view-close").click()
+    Select(one(opened, "#class-run")).select_by_visible_text("plain · scenes · road · fmn")
+    assert any(HOSTILE[0] in text for text in texts(opened, "#bars li"))
+    assert all_of(opened, "[onerror]") == []
+    run = next(r for r in load_runs(opened) if r["goal"] == "untargeted")
+    load(opened, f"{page}#view={quote(run['id'], safe='')}/{quote(HOSTILE[1], safe='')}")
+    assert one(opened, "#view-name").text == HOSTILE[1]
+
+
+def load_runs(browser):
+    return json.loads(one(browser, "#data").get_attribute("textContent"))["runs"]
+
+
+@pytest.mark.parametrize("case", ["failures", "no pictures", "nothing"])
+def test_degenerate(case, browser, tmp_path):
+    entries = {
+        "failures": [Failure(key="k", image=HOSTILE[0], reason=HOSTILE[1])],
+        "no pictures": [make_record("only", 0.01, False)],
+        "nothing": [],
+    }[case]
+    write_run(tmp_path, entries, header={})
+    address = write_page(load_results([tmp_path]), tmp_path / "page.html").path.as_uri()
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(address)
+    assert one(browser, "h1").is_displayed()
+    assert one(browser, "#images").is_displayed() == (case == "no pictures")
+    if case == "no pictures":
+        browser.execute_script("arguments[0].click()", one(browser, ".tile"))
+        assert "No pictures" in one(browser, "#view-note").text
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_print(opened):
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert not one(opened, ".bar").is_displayed()
+    assert not any(element.is_displayed() for element in all_of(opened, ".controls"))
+    assert one(opened, "#chart svg").is_displayed()
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert all_of(opened, "details:not([open])") == []
+    opened.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert all_of(opened, "details[open]") == []
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
