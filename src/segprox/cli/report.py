@@ -1,8 +1,6 @@
 """Reports: segprox report, compare."""
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from segprox.errors import SegproxError
 from segprox.report.contents import compare_table, report_tables
 from segprox.report.figures import draw_figures
 from segprox.report.groups import group_runs
+from segprox.report.page import write_page
 from segprox.report.results import RunResults, load_results
 from segprox.report.statistics import common_norms
 from segprox.report.tables import to_screen
@@ -26,7 +25,7 @@ def report(
     folders: RunsArgument,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the page.")],
 ) -> None:
-    """Make tables and figures of finished runs. No model is needed."""
+    """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
     results = load_results(folders)
     if not any(result.records or result.failures for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
@@ -36,19 +35,14 @@ def report(
     with writing_to(out_dir):
         write_tables(tables, out_dir / "tables")
         write_figures(draw_figures(groups), out_dir / "figures")
-        _write_page(results, out_dir / "index.html")
+        page = write_page(results, out_dir / "index.html")
     for table in tables:
         if table.name.startswith("norms-"):
             out.print(to_screen(table))
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
     )
-
-
-def _write_page(results: Sequence[RunResults], path: Path) -> None:
-    """THE ONE PLACE where the page is written, if this installation has it."""
-    if find_spec("segprox.report.page"):
-        import_module("segprox.report.page").write_page(results, path)
+    out.print(f"Open {page.path.as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
 
 
 @app.command()
