@@ -1,13 +1,13 @@
 """The command line, called as a user would."""
 
-import csv
 import errno
 
 import pytest
-from PIL import Image
 
 from segprox.data import DATASETS
 from segprox.models import load_model
+from segprox.run.store import stores
+from segprox.run.worker import Worker
 
 
 def test_version(segprox):
@@ -132,18 +132,23 @@ def test_check_refuses(segprox, arguments, sentence):
     assert error.startswith(f"error: {sentence}")
 
 
-def test_demo_writes_a_table_and_pictures(segprox, tmp_path):
-    code, output, _ = segprox("demo", "--images", 2, "--steps", 3, "--set", "step_size=1e-2", "--out", tmp_path / "new")
+def test_demo_writes_a_table_and_a_page(segprox, tmp_path):
+    arguments = ("demo", "--images", 2, "--steps", 3, "--set", "step_size=1e-2", "--out", tmp_path / "new")
+    code, output, _ = segprox(*arguments)
     assert code == 0
     assert "scene-0001" in output
     assert "median" in output
-    assert "2 failed" in output
-    rows = list(csv.DictReader((tmp_path / "new" / "results.csv").read_text().splitlines()))
-    assert [row["image"] for row in rows] == ["scene-0000", "scene-0001"]
-    assert rows[0]["forwards"] == "3"
-    assert 0 < float(rows[0]["linf"]) < 0.1
-    with Image.open(tmp_path / "new" / "scene-0000.png") as picture:
-        assert picture.width > 1000
+    assert "2 not broken" in output
+    assert "index.html in a browser" in output
+    (store,) = stores(tmp_path / "new" / "runs")
+    records = list(store.records())
+    assert [record.image for record in records] == ["scene-0000", "scene-0001"]
+    assert records[0].forwards == 3
+    assert 0 < records[0].found.linf < 0.1
+    page = (tmp_path / "new" / "index.html").read_text()
+    assert "scene-0001" in page
+    assert segprox(*arguments)[0] == 0  # again: nothing is left to do
+    assert len(list(store.records())) == 2
 
 
 def test_demo_towards_a_target(segprox, tmp_path):
@@ -181,26 +186,27 @@ def test_typing_errors_end_with_2(segprox):
 
 
 def test_interruption_keeps_what_is_done(segprox, monkeypatch, tmp_path):
-    from segprox.cli.demo import attack_sample
+    work, done = Worker.work, []
 
-    def interrupted(model, sample, *rest, **options):
-        if sample.name == "scene-0001":
+    def interrupted(self, *arguments):
+        if done:
             raise KeyboardInterrupt
-        return attack_sample(model, sample, *rest, **options)
+        done.append(True)
+        return work(self, *arguments)
 
-    monkeypatch.setattr("segprox.cli.demo.attack_sample", interrupted)
+    monkeypatch.setattr(Worker, "work", interrupted)
     code, output, _ = segprox("demo", "--steps", 2, "--out", tmp_path)
     assert code == 130
     assert "Interrupted: 1 of 4 images are done." in output
     assert "median" in output
-    assert {path.name for path in tmp_path.iterdir()} == {"scene-0000.png", "results.csv"}
+    assert [record.image for record in stores(tmp_path / "runs")[0].records()] == ["scene-0000"]
 
 
 def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("segprox.cli.demo.write_csv", full)
+    monkeypatch.setattr("segprox.cli.demo.write_page", full)
     code, output, error = segprox("demo", "--images", 1, "--steps", 2, "--out", tmp_path)
     assert code == 2
     assert "scene-0000" in output

@@ -1,20 +1,24 @@
 """segprox demo and segprox audit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from segprox.attacks import Attack, BudgetAttack, make_attack
+from segprox.attacks import BudgetAttack, make_attack
 from segprox.cli.base import app, assignments, check_writable, labelled, out, progress_bar, writing_to
-from segprox.data import Dataset, class_index, load_dataset
+from segprox.data import class_index, load_dataset
 from segprox.errors import SegproxError
-from segprox.models import Segmenter, load_model
-from segprox.report.picture import draw_outcome
-from segprox.report.table import audit_table, outcome_table, write_csv
-from segprox.run import Outcome, attack_sample, audit_sample
+from segprox.models import load_model
+from segprox.report.page import write_page
+from segprox.report.results import load_results
+from segprox.report.table import audit_table, record_table
+from segprox.run import audit_sample
+from segprox.run.engines import Local
+from segprox.run.evaluate import Evaluation, validate
+from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
+from segprox.run.record import Record
 
 
 @app.command()
@@ -33,11 +37,9 @@ def demo(
         str | None,
         typer.Option(metavar="CLASS", help="Make every pixel this class, such as road, instead of just wrong."),
     ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures and results.csv.")] = Path(
-        "segprox-demo"
-    ),
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the records and the page.")] = Path("segprox-demo"),
 ) -> None:
-    """Attack the embedded model on procedural street scenes: a table, and a picture per image.
+    """Attack the embedded model on procedural street scenes: a table, and a page to open in a browser.
 
     Nothing is downloaded. Try also: --target road, --attack fmn, or --model demo-robust
     """
@@ -45,30 +47,39 @@ def demo(
     options: dict[str, object] = assignments(set_ or [])
     if steps is not None:
         options["steps"] = steps
-    chosen = make_attack(attack, **options)
-    segmenter, scenes = load_model(model), load_dataset("demo")
-    goal = None if target is None else class_index(target, scenes.classes)
+    entry, scenes = AttackEntry(name=attack, set=options), load_dataset("demo")
     if images > len(scenes):
         raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
+    run = Run(model=model, dataset="demo", attack=entry, goal=target or UNTARGETED, settings=Settings(limit=images))
+    validate([run])
     check_writable(out_dir)
-    outcomes: list[Outcome] = []
+    evaluation = Evaluation([run], out_dir / "runs")
     try:
-        for outcome in _attack_all(segmenter, scenes, images, chosen, goal):
-            outcomes.append(outcome)
-            with writing_to(out_dir):
-                draw_outcome(outcome, scenes.classes, scenes.palette, out_dir / f"{outcome.sample.name}.png")
+        with writing_to(out_dir):
+            _attack_all(evaluation, images, entry.make().cost().forwards)
     except KeyboardInterrupt:
-        out.print(f"Interrupted: {len(outcomes)} of {images} images are done.")
+        out.print(f"Interrupted: {len(evaluation.status()[0].records)} of {images} images are done.")
         raise
     finally:  # whatever happened, what is done is not lost
-        if outcomes:
+        found = [record for record in evaluation.status()[0].records.values() if isinstance(record, Record)]
+        if found:
             aim = "every pixel wrong" if target is None else f"every pixel {target}"
-            out.print(outcome_table(outcomes, f"{attack} on {model}: {aim}"))
-            with writing_to(out_dir):
-                write_csv(outcomes, out_dir / "results.csv")
-    if not all(outcome.success for outcome in outcomes):
+            out.print(record_table(found, f"{attack} on {model}: {aim}"))
+    if not all(record.found.success for record in found):
         out.print("Not every image was broken: more --steps, or another --attack, may do it.")
-    out.print(f"Pictures and results.csv are in {out_dir.as_posix()}/", highlight=False)
+    with writing_to(out_dir):
+        page = write_page(load_results([out_dir / "runs" / run.folder]), out_dir / "index.html")
+    out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
+
+
+def _attack_all(evaluation: Evaluation, count: int, forwards: int) -> None:
+    """Do what is missing, behind a progress bar that counts steps."""
+    done = len(evaluation.status()[0].records)
+    with progress_bar() as bar:
+        task = bar.add_task(f"attacking {count} images", total=count * forwards, completed=done * forwards)
+        for event in evaluation.go(Local(callback=lambda _: bar.advance(task))):
+            done = len(event.status.records)  # an attack may need fewer steps than it could
+            bar.update(task, completed=done * forwards, description=f"attacked {done} of {count} images")
 
 
 @app.command()
@@ -107,16 +118,3 @@ def audit(
     out.print(f"{robust} of {count} images withstood both attacks. The attacks disagree on {weak}.", highlight=False)
     if weak:
         out.print("Where they disagree, believe the one that succeeded.")
-
-
-def _attack_all(model: Segmenter, data: Dataset, count: int, attack: Attack, target: int | None) -> Iterator[Outcome]:
-    """Attack the first images of a dataset, one after the other, behind a progress bar."""
-    with progress_bar() as bar:
-        task = bar.add_task("attacking", total=count * attack.cost().forwards)
-        for i in range(count):
-            sample = labelled(data, i, model)
-            bar.update(task, description=f"attacking {sample.name} ({i + 1}/{count})")
-            yield attack_sample(
-                model, sample, attack, ignore=data.ignore, target=target, callback=lambda _: bar.advance(task)
-            )
-            bar.update(task, completed=(i + 1) * attack.cost().forwards)  # an attack may need fewer

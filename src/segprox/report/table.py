@@ -1,8 +1,6 @@
-"""Outcomes as a table, on the screen and in a file."""
+"""Records and findings as tables on the screen."""
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
@@ -10,41 +8,37 @@ from rich.table import Table
 from rich.text import Text
 
 from segprox.norms import NormName
-from segprox.run import Check, Finding, Outcome
+from segprox.run import Check, Finding
+from segprox.run.record import Record
 
 MARKS = {"green": "+", "amber": "!", "red": "x"}  # beside word and colour, and in any encoding
 COLOURS = {"green": "green", "amber": "yellow", "red": "bold red"}
 FAILED_NORM = 1.0  # the paper counts a failed attack as a perturbation of 255/255
 
 
-def counted_norm(outcome: Outcome) -> float:
-    """The linf norm that goes into medians."""
-    return outcome.linf if outcome.success else FAILED_NORM
-
-
-def outcome_table(outcomes: Sequence[Outcome], title: str) -> Table:
+def record_table(records: Sequence[Record], title: str) -> Table:
     """A line per image and the medians."""
-    failures = sum(not outcome.success for outcome in outcomes)
-    note = f"{failures} failed: counted as 255 in the median of linf x 255" if failures else None
+    broken = sum(record.found.success for record in records)
+    note = f"{len(records) - broken} not broken: counted as 255 in the median" if broken < len(records) else None
     # Narrow enough for a terminal of 80 columns.
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left", show_footer=True)
     table.box, table.padding, table.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
     columns: dict[str, Sequence[float]] = {
-        "clean acc.": [outcome.clean_accuracy for outcome in outcomes],
-        "APSR": [outcome.apsr for outcome in outcomes],
-        "linf x 255": [outcome.linf * 255 for outcome in outcomes],
-        "l2": [outcome.l2 for outcome in outcomes],
-        "forwards": [outcome.forwards for outcome in outcomes],
-        "seconds": [outcome.seconds for outcome in outcomes],
+        "clean acc.": [record.clean_accuracy for record in records],
+        "APSR": [record.found.apsr for record in records],
+        "linf x 255": [record.found.linf * 255 for record in records],
+        "l2": [record.found.l2 for record in records],
+        "forwards": [record.forwards for record in records],
+        "seconds": [record.seconds for record in records],
     }
-    medians = columns | {"linf x 255": [counted_norm(outcome) * 255 for outcome in outcomes]}
+    counted = [(record.found.linf if record.found.success else FAILED_NORM) * 255 for record in records]
     table.add_column("image", footer="median", no_wrap=True)
-    for name, values in medians.items():
+    for name, values in (columns | {"linf x 255": counted}).items():
         table.add_column(name, footer=_format(name, median(values)), justify="right", no_wrap=True)
-    table.add_column("success", footer=f"{len(outcomes) - failures}/{len(outcomes)}", justify="right")
-    for i, outcome in enumerate(outcomes):
+    table.add_column("success", footer=f"{broken}/{len(records)}", justify="right")
+    for i, record in enumerate(records):
         cells = [_format(name, values[i]) for name, values in columns.items()]
-        table.add_row(outcome.sample.name, *cells, "yes" if outcome.success else "[red]no[/red]")
+        table.add_row(record.image, *cells, "yes" if record.found.success else "[red]no[/red]")
     return table
 
 
@@ -81,16 +75,6 @@ def check_table(checks: Sequence[Check], title: str) -> Table:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
-    """The same lines, unrounded, for other programs."""
-    names = ("clean_accuracy", "apsr", "success", "linf", "l2", "forwards", "backwards", "seconds")
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("image", *names))
-        for outcome in outcomes:
-            writer.writerow((outcome.sample.name, *(getattr(outcome, name) for name in names)))
 
 
 def _format(name: str, value: float) -> str:
