@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -169,6 +169,8 @@ MATRIX = st.integers(1, 8).flatmap(
 
 
 @given(MATRIX)
+@example([[1.0, 0.375, 1.0], [0.458756582204645, 1.0, 0.0], [0.17135466101759877, 0.29626507304865124, 0.225]])
+@example([[1.0] * 8, [1.0] * 5 + [1.8879612908729606e-23] + [1.0] * 2, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
 def test_optimality_is_a_share_and_one_for_the_best(rows):
     norms = np.array(rows)
     best = norms.min(0)

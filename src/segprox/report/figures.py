@@ -132,9 +132,9 @@ def _beside(curve: Curve, end: float) -> list[Place]:
     places = []
     for height in (bottom + share * (top - bottom) for share in HEIGHTS if top > bottom):
         x = float(curve.x[int(np.argmax(curve.y <= height))]) * 255
-        places += [Place(x, height, 4, 0), Place(x, height, -4, 0)]
+        places += [Place(x, height, 5, 0), Place(x, height, -5, 0)]
     flat = [tick for tick in reversed(TICKS) if float(curve.x[-1]) * 255 < tick <= end]
-    return [*places, *(Place(tick, bottom, -3, side) for tick in flat for side in (3, -3))]
+    return [*places, *(Place(tick, bottom, -5, side) for tick in flat for side in (3, -3))]
 
 
 def draw_queries(groups: Sequence[Group]) -> Figure:

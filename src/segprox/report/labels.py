@@ -45,7 +45,7 @@ def place_labels(axes: Axes, labels: Sequence[Label], obstacles: Sequence[Line])
     for label in labels:
         for place in label.places:
             text = _write(axes, label, place)
-            box = text.get_window_extent().padded(3)
+            box = text.get_window_extent().padded(5, 2)
             if _inside(axes, box) and not any(box.overlaps(other) for other in taken) and not _crossed(lines, box):
                 written.append(text)
                 taken.append(box)

@@ -8,7 +8,7 @@ is NaN.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import fsum, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -198,9 +198,10 @@ def optimality(norms: Values) -> Values:
     if not len(best):
         return np.full(len(norms), nan)
     end = best.max()
-    area = (end - best).sum()
-    shares: Values = (end - np.minimum(norms, end)).sum(1) / area if area > 0 else (norms <= best).mean(1)
-    return shares
+    area = fsum(end - best)
+    if area == 0:
+        return np.array([(own <= best).mean() for own in norms])
+    return np.array([fsum(end - np.minimum(own, end)) / area for own in norms])  # fsum: not above 1 by rounding
 
 
 def head_to_head(norms: Values) -> Values:
