@@ -17,12 +17,6 @@ Floats = NDArray[np.float64]
 Kind = Literal["good", "bad", "warning", "note"]
 POINTS = 300  # of a curve; more cannot be told apart on a screen
 # A rule of thumb for a change of at most so many 255ths in every value of a photograph.
-SEEN = (
-    (4.0, "less than most people can see"),
-    (8.0, "hardly visible"),
-    (16.0, "visible on a closer look"),
-    (255.0, "clearly visible"),
-)
 
 
 class Setting(NamedTuple):
@@ -96,7 +90,7 @@ class Verdict:
         if self.half == 0:
             return "Half of the images need no change at all: the model is wrong already."
         who = "Half of the images fall" if self.images > 1 else "The image falls"
-        return f"{who} to a change of at most {size_text(self.half)}: {seen_text(self.half)}."
+        return f"{who} to a change of at most {size_text(self.half)} of the brightness range."
 
 
 class Damage(NamedTuple):
@@ -117,11 +111,6 @@ def size_text(norm: float) -> str:
     value = norm * 255
     digits = 0 if value >= 100 else 1 if value >= 1 else 2
     return f"{value:.{digits}f}/255"
-
-
-def seen_text(norm: float) -> str:
-    """Whether a person would notice."""
-    return next(words for most, words in SEEN if norm * 255 <= most or most == SEEN[-1][0])
 
 
 def summarize(result: RunResults) -> RunSummary:
