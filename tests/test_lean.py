@@ -276,3 +276,11 @@ def test_a_network_that_cannot_be_checked_stays_plain():
     assert held_bytes(model, images) == before
     assert make_lean(model, size=(40, 40)).plain == ()
     assert held_bytes(model, images) < before / 10
+
+
+def test_small_networks_are_left_alone_when_nobody_insists():
+    plain, auto, lean_one = (segprox.load_model(f"demo-standard?lean={how}") for how in ("false", "auto", "true"))
+    images = torch.rand(1, 3, 64, 96)
+    assert held_bytes(auto, images) == held_bytes(plain, images) > 10 * held_bytes(lean_one, images)
+    assert make_lean(auto, at_least=100).plain == ()
+    assert held_bytes(auto, images) == held_bytes(lean_one, images)

@@ -22,6 +22,8 @@ MODELS: dict[str, Callable[[], Segmenter]] = {
 # Of its tables; names as `load_model` takes them.
 PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PRESETS), *(f"ddcat:{name}" for name in ddcat.PRESETS))
 
+AUTO_BYTES = 1024  # held per pixel: a network that holds less needs no help, and is slower with it
+
 __all__ = [
     "MODELS",
     "PAPER_MODELS",
@@ -80,7 +82,7 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
     elif options.precision != "float32":
         segmenter.autocast = getattr(torch, options.precision)
     if options.lean and not options.compile:
-        make_lean(segmenter)
+        make_lean(segmenter, at_least=AUTO_BYTES if options.lean == "auto" else 0)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
     return segmenter

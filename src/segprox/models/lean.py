@@ -422,7 +422,9 @@ class Leanness(NamedTuple):
     error: float  # of the gradient on a random image, relative to its largest entry
 
 
-def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = (64, 96)) -> Leanness:
+def make_lean(
+    model: Segmenter, *, again: bool = False, size: tuple[int, int] = (64, 96), at_least: int = 0
+) -> Leanness:
     """Let a model hold only what the gradient of its images needs, from now on.
 
     Its gradient on a random image is compared with the plain one, in double precision. Operations that make it differ
@@ -433,12 +435,15 @@ def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = 
         again: let repeated blocks keep their inputs only and compute the rest again: slower, and smaller for
             transformers, whose operations have more to remember than a sign.
         size: height and width of the random image.
+        at_least: leave a model alone that holds fewer bytes than this for a pixel.
     """
     generator = torch.Generator().manual_seed(0)
     channels = max(3, model.mean.numel()) if model.mean.numel() > 1 else 3
     images = torch.rand(1, channels, *size, generator=generator).to(model.device)
     lower, model.autocast, model.operations = model.autocast, None, nullcontext()
     try:
+        if held_bytes(model, images) < at_least * size[0] * size[1]:
+            return Leanness(tuple(OPERATIONS), 0, 0.0)
         plain, error = _checked(model, images)
     except Exception:  # a network that cannot take such an image, whatever it may raise: nothing can be checked
         return Leanness(tuple(OPERATIONS), 0, math.nan)

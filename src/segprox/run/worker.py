@@ -95,7 +95,7 @@ def prepare(run: Run, device: str | None = None) -> Prepared:
 
 def prepare_model(run: Run, device: str | None = None) -> tuple[Segmenter, str]:
     """The model of a run, and the hash of its weights."""
-    lean = {} if "lean" in Name.parse(run.model).options else {"lean": True}
+    lean = {} if "lean" in Name.parse(run.model).options else {"lean": "auto"}
     options = lean | run.settings.model_options | ({} if device is None else {"device": device})
     return _model(run.model, json.dumps(options, sort_keys=True, default=str))
 
