@@ -418,9 +418,13 @@ def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path
 )
 def test_a_run_that_is_stopped_keeps_what_is_done(segprox, tmp_path, monkeypatch, stop):
     before = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as patch:
-        fail_at(patch, 3, stop)
-        code, output, _ = segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    try:
+        with monkeypatch.context() as patch:
+            fail_at(patch, 3, stop)
+            code, output, _ = segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert code == 130
     assert "Interrupted: every finished image is recorded. The same command again goes on." in output
     assert signal.getsignal(signal.SIGTERM) == before
