@@ -94,7 +94,7 @@ class _Image(NamedTuple):
         runs, length = SAMPLE
 
         def choose(values: Tensor) -> Tensor:
-            return values[: len(values) // runs * runs].view(runs, -1)[:, :length].reshape(-1)
+            return values[: len(values) // runs * runs].view(runs, -1)[:, :length].flatten()
 
         return _to_host(choose(self.size), choose(self.reach), None if self.weight is None else choose(self.weight))
 
@@ -113,12 +113,14 @@ class _Image(NamedTuple):
         if self.size.device.type == "cpu":
             # numpy compares and searches several times as fast, if it need not ask for memory
             sizes, flags = self.size.numpy(), self.scratch.view(torch.uint8).numpy().view(np.bool_)
-            above, within = flags[: len(sizes)], flags[len(sizes) : 2 * len(sizes)]
-            np.logical_and(np.greater(sizes, low, out=above), np.less_equal(sizes, high, out=within), out=above)
-            near = torch.from_numpy(np.flatnonzero(above))
+            near, within = flags[: len(sizes)], flags[len(sizes) : 2 * len(sizes)]
+            np.greater(sizes, low, out=near)
+            if high < math.inf:
+                np.logical_and(near, np.less_equal(sizes, high, out=within), out=near)
+            chosen = torch.from_numpy(np.flatnonzero(near))
         else:
-            near = ((self.size > low) & (self.size <= high)).nonzero().squeeze(1)
-        return _to_host(self.size[near], self.reach[near], None if self.weight is None else self.weight[near])
+            chosen = ((self.size > low) & (self.size <= high)).nonzero().squeeze(1)
+        return _to_host(self.size[chosen], self.reach[chosen], None if self.weight is None else self.weight[chosen])
 
 
 def _to_host(size: Tensor, reach: Tensor, weight: Tensor | None) -> _Elements:
@@ -154,6 +156,8 @@ def exact_size(
     image = _Image(size, reach, weight, scratch)
     if len(size) <= SORTED:
         return _solve(image.all(), step, _Bracket())
+    if weight is None and _sum(reach) <= step:  # at least F(0): nothing is worth its price
+        return 0.0
     if guess:
         guess = image.rounded(guess)
         sums = image.above(guess)
