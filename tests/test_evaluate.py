@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -349,6 +350,25 @@ def test_run_a_spec_with_overrides(segprox, tmp_path):
         assert record.forwards + record.backwards == 3
     code, *_ = segprox("run", tmp_path / "spec.yaml", "--limit", 1, "--device", "cpu", "--dry-run", "--out", out)
     assert code == 0
+
+
+def test_a_spec_is_counted_without_models_and_data(segprox):
+    code, text, _ = segprox("spec", "paper", "--count")
+    assert code == 0
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip().startswith(("voc", "city"))}
+    # 3 models x 2 goals x 11 attacks on the 1449 images of VOC's validation set, and so on
+    assert rows["voc:data/VOCdevkit?split=val&size=short-512"][:3] == ["1,449", "66", f"{1449 * 66:,}"]
+    assert rows["cityscapes:data/cityscapes?split=val"][:3] == ["500", "93", f"{500 * 93:,}"]
+    assert "203 runs in all, 185,012 images to attack" in text
+
+
+def test_a_spec_on_a_dataset_of_unknown_size_is_counted_too(segprox, tmp_path):
+    grid = "grids: [{models: [m], datasets: ['folder:a', demo], attacks: [fmn]}]"
+    (tmp_path / "spec.yaml").write_text(f"{grid}\nsettings: {{limit: 7}}")
+    code, text, _ = segprox("spec", tmp_path / "spec.yaml", "--count")
+    assert code == 0
+    assert re.search(r"folder:a +\? +1 +\? +\?", text)
+    assert re.search(r"demo +7 +1 +7 ", text)
 
 
 @pytest.mark.parametrize(

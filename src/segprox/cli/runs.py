@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from enum import StrEnum
 from importlib import resources
@@ -17,11 +17,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
+from rich.table import Table
 
 from segprox.attacks import Callback
 from segprox.attacks import Progress as Iteration
 from segprox.cli.base import app, assignments, check_writable, out, plain_table, progress_bar
+from segprox.data import published_length
 from segprox.errors import SegproxError
 from segprox.naming import checked
 from segprox.run.engines import Engine, Local, Processes, Ray
@@ -187,31 +190,44 @@ def run(
 
 @app.command("spec")
 def print_spec(
-    name: Annotated[str, typer.Argument(help="paper: its whole evaluation; example: a small one.")],
-    count: Annotated[bool, typer.Option("--count", help="Say how many runs and queries it has instead.")] = False,
+    name: Annotated[str, typer.Argument(help="paper: its whole evaluation; example: a small one; or a file of yours.")],
+    count: Annotated[
+        bool, typer.Option("--count", help="Say how many runs, images and queries it has instead.")
+    ] = False,
 ) -> None:
     """Print a spec to start from, as in: segprox spec paper > paper.yaml."""
-    file = resources.files("segprox.run") / "specs" / f"{name}.yaml"
-    if not file.is_file():
-        raise SegproxError(f"there is no spec {name!r}; there are: example, paper")
-    text = file.read_text(encoding="utf-8")
-    if not count:
-        print(text, end="")  # as it is: no wrapping, no colours
-        return
-    _print_counts(Spec.read_text(text, name).runs())
+    shipped = resources.files("segprox.run") / "specs" / f"{name}.yaml"
+    with resources.as_file(shipped) if shipped.is_file() else nullcontext(Path(name)) as file:
+        if not file.is_file():
+            raise SegproxError(f"there is no spec {name!r}; there are: example, paper, and files of yours")
+        if count:
+            _print_counts(Spec.read(file).runs())
+        else:
+            print(file.read_text(encoding="utf-8"), end="")  # as it is: no wrapping, no colours
 
 
 def _print_counts(runs: Sequence[Run]) -> None:
-    """Numbers that need neither models nor data: of the datasets' official sizes where these are known."""
-    table = plain_table("dataset", "models", "goals", "attacks", "runs", "queries")
+    """Numbers that need neither models nor data: of the datasets as published."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("dataset", overflow="fold")
+    for heading in ("images", "runs", "attacked", "queries"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    attacked = queries = 0
     for dataset in dict.fromkeys(run.dataset for run in runs):
         some = [run for run in runs if run.dataset == dataset]
-        queries = sum(sum(run.attack.make().cost()) for run in some)
-        kinds = [len({getattr(run, name) for run in some}) for name in ("model", "goal")]
-        attacks = len({str(run.attack) for run in some})
-        table.add_row(dataset, *map(str, kinds), str(attacks), str(len(some)), f"{queries:,}")
+        images = published_length(dataset)
+        if images is None:
+            table.add_row(dataset, "?", f"{len(some):,}", "?", "?")
+            continue
+        images = min(images, some[0].settings.limit or images)
+        cost = sum(sum(run.attack.make().cost()) for run in some)
+        table.add_row(dataset, *(f"{n:,}" for n in (images, len(some), images * len(some), images * cost)))
+        attacked, queries = attacked + images * len(some), queries + images * cost
     out.print(table)
-    out.print(f"{len(runs)} runs in all. Queries are forwards and backwards, per image.", highlight=False)
+    out.print(
+        f"{len(runs)} runs in all, {attacked:,} images to attack, {queries:,} queries (forwards and backwards).",
+        highlight=False,
+    )
 
 
 def _carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:

@@ -9,7 +9,7 @@ from segprox.data.camvid import CamVid
 from segprox.data.cityscapes import Cityscapes
 from segprox.data.folder import Folder, Images
 from segprox.data.hf import HfDataset
-from segprox.data.listing import PictureSource
+from segprox.data.listing import PictureSource, slice_of
 from segprox.data.synthetic import Demo, StreetScenes
 from segprox.data.targets import Target, class_index, make_target
 from segprox.data.voc import Voc
@@ -39,6 +39,7 @@ __all__ = [
     "describe",
     "load_dataset",
     "make_target",
+    "published_length",
     "with_own_labels",
 ]
 
@@ -70,6 +71,25 @@ def load_dataset(name: str, **options: Any) -> Dataset:
     if issubclass(source, PictureSource) and "root" not in chosen:
         raise SegproxError(f"{parsed.source} needs the folder it is in, as in {parsed.source}:/path/to/folder")
     return checked(source, parsed.source, **chosen).open()
+
+
+def published_length(name: str) -> int | None:
+    """How many images the dataset of that name has where it is whole, without its files; None where that is unknown.
+
+    Example:
+        >>> published_length("cityscapes:not/there/yet?split=val&subset=::5")
+        100
+    """
+    parsed = Name.parse(name)
+    source = DATASETS.get(parsed.source)
+    if source is Demo:
+        return len(load_dataset(name))
+    if source is None or "ids" in parsed.options:
+        return None
+    split = parsed.options.get("split", describe(source).get("split", ""))
+    if split not in source.published:
+        return None
+    return len(range(source.published[split])[slice_of(parsed.options.get("subset", ":"))])
 
 
 def describe(source: type[Source]) -> dict[str, str]:

@@ -22,6 +22,7 @@ class Ade20k(PictureSource):
     """ADE20K, in `ADEChallengeData2016` or the folder that holds it."""
 
     layout: ClassVar[str] = "ADEChallengeData2016: images/SPLIT, annotations/SPLIT, objectInfo150.txt"
+    published: ClassVar[dict[str, int]] = {"training": 20210, "validation": 2000}
 
     split: Annotated[str, Field(description="training or validation")] = "validation"
 

@@ -1,7 +1,7 @@
 """What a dataset is: a sequence of samples, with names and colours for its classes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from pydantic import ConfigDict
@@ -61,6 +61,7 @@ class Source(ABC):
     """Where datasets come from: a frozen dataclass whose fields are the options after the ? of a dataset's name."""
 
     layout: ClassVar[str]  # what is read, in a few words
+    published: ClassVar[Mapping[str, int]] = {}  # how many images each split has, as its authors published it
 
     @abstractmethod
     def open(self) -> Dataset:

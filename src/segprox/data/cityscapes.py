@@ -42,6 +42,7 @@ class Cityscapes(PictureSource):
     """Cityscapes with its 19 classes."""
 
     layout: ClassVar[str] = "Cityscapes: leftImg8bit/SPLIT/CITY, gtFine/SPLIT/CITY"
+    published: ClassVar[dict[str, int]] = {"train": 2975, "val": 500, "test": 1525}
 
     split: Annotated[str, Field(description="train, val or test")] = "val"
     labels: Annotated[

@@ -69,7 +69,8 @@ class Pictures:
         return Sample(entry.name, image, to_labels(labels, self.size))
 
 
-def _slice(text: str) -> slice:
+def slice_of(text: str) -> slice:
+    """A subset as text, read: a number or a slice."""
     if re.fullmatch(r"[1-9]\d*", text):
         return slice(int(text))
     if not re.fullmatch(r"(-?\d+)?:(-?\d+)?(:(-?\d+)?)?", text):
@@ -81,7 +82,7 @@ def _slice(text: str) -> slice:
 
 
 def _check_subset(text: str) -> str:
-    _slice(text)
+    slice_of(text)
     return text
 
 
@@ -142,7 +143,7 @@ class PictureSource(Source):
                         f"there is no image {name!r} in {self.root}; names are such as {entries[0].name!r}"
                     )
             chosen = [by_name[name] for name in self.ids]
-        subset = tuple(chosen[_slice(self.subset)])
+        subset = tuple(chosen[slice_of(self.subset)])
         if not subset:
             raise SegproxError(f"subset {self.subset!r} leaves none of the {len(chosen)} images in {self.root}")
         for entry in subset:

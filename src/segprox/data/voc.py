@@ -23,6 +23,7 @@ class Voc(PictureSource):
     """Pascal VOC 2012, in `VOC2012`, in `VOCdevkit`, or in the folder that holds it."""
 
     layout: ClassVar[str] = "Pascal VOC 2012: ImageSets/Segmentation, JPEGImages, SegmentationClass"
+    published: ClassVar[dict[str, int]] = {"train": 1464, "val": 1449, "trainval": 2913, "train_aug": 10582}
 
     split: Annotated[str, Field(description="a list in ImageSets/Segmentation: train, val, trainval, train_aug")] = (
         "val"
