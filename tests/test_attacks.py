@@ -168,6 +168,23 @@ def test_batch_equals_alone_and_order_does_not_matter(name):
         )
         for field in ("images", "norm", "apsr", "success", "forwards", "backwards"):
             assert torch.equal(getattr(together, field)[i : i + 1], getattr(alone, field)), field
+        assert together.traces[i : i + 1] == alone.traces
+
+
+@pytest.mark.parametrize("name", ["alma-prox", "fmn", "dag-0.003", "pgd", "pgd-ce-13x40"])
+def test_a_trace_says_what_a_smaller_budget_would_have_given(name, monkeypatch):
+    monkeypatch.setattr("segprox.trace.FINEST", 0.0)  # every improvement
+    model = small_network()
+    problem, attack = small_problem(name, model, threshold=0.05), make_attack(name, **SHORT[name])
+    found = attack.run(model, problem)
+    spent = (found.forwards + found.backwards).tolist()
+    assert any(found.traces)
+    for queries in range(1, max(spent) + 1):
+        stopped = attack.run(model, problem, budget=queries)
+        for i, trace in enumerate(found.traces):
+            reached = [step.norm for step in trace if step.queries <= queries]
+            assert stopped.success[i] == bool(reached)
+            assert not reached or stopped.norm[i] == reached[-1]
 
 
 @pytest.mark.parametrize(("name", "norm"), NORMS)

@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
 NUMERIC = {"errors", "naming", "norms", "problem", "losses", "prox"}
-CORE = {*NUMERIC, "models", "tracker"}
+CORE = {*NUMERIC, "models", "trace", "tracker"}
 ALLOWED = {
     "errors": set(),
     "naming": {"errors"},
@@ -25,6 +25,7 @@ ALLOWED = {
         "problem",
         "data",
     },  # the embedded model knows the classes of the embedded scenes
+    "trace": set(),
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "optional", "attacks", "counts", "data"},

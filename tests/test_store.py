@@ -64,6 +64,15 @@ def test_records_survive_bit_by_bit(values, image, success):
     assert isinstance(back.saved["png"].score, Score)
 
 
+def test_records_from_before_there_were_traces():
+    record = a_record(trace=[(3, 0.1), (7, 0.05)])
+    assert from_line(to_line(record)) == record
+    old = json.loads(to_line(record))
+    del old["trace"]
+    assert from_line(json.dumps(old)) == a_record()
+    assert a_record().trace is None
+
+
 @given(st.text(), st.text())
 def test_failures_survive(image, reason):
     failure = Failure(key="k", image=image, reason=reason)
@@ -90,6 +99,7 @@ def test_a_misspelt_field_is_refused():
 def test_same_looks_at_everything_but_time():
     assert same(a_record(seconds=1.0), a_record(seconds=2.0))
     assert not same(a_record(norm=0.1), a_record(norm=math.nextafter(0.1, 1)))
+    assert not same(a_record(trace=[(3, 0.1)]), a_record(trace=[(4, 0.1)]))
     assert not same(a_record(), a_record(score=Score(linf=0.1, l2=1.0, l1=3.0, apsr=0.5, success=True)))
     failure = Failure(key="k", image="a", reason="r")
     assert same(failure, failure)

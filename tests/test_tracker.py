@@ -1,9 +1,14 @@
+import json
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from segprox import Problem, Segmenter
 from segprox.norms import distance, per_image
+from segprox.trace import Improvement, thin
 from segprox.tracker import BudgetSpent, Tracker
 from tests.oracles import channels_as_logits
 
@@ -61,6 +66,39 @@ def test_distances():
 def test_reductions_of_no_image():
     assert per_image(torch.sum, torch.zeros(0, 5)).shape == (0,)
     assert distance(torch.zeros(0, 3, 2, 2), "l2").shape == (0,)
+
+
+def test_a_trace_has_the_smallest_success_after_each_query():
+    tracker, query = tracked([[0.9, 0.5], [0.9, 0.9], [0.7, 0.8], [0.95, 0.9]])
+    query.gradient(torch.zeros(1, 2, 1, 2))
+    image = tracker.problem.images.clone()
+    image[0, 1] = 0.65
+    tracker.query(image)
+    (trace,) = tracker.result().traces
+    assert [step.queries for step in trace] == [2, 3, 6]
+    assert [step.norm for step in trace] == pytest.approx([0.4, 0.3, 0.15])
+    assert trace[-1].norm == tracker.result().norm.item()
+    assert tracked([[0.9, 0.5]])[0].result().traces == ((),)
+    assert budgeted(3)[1].result().traces == ((), ())  # nothing was asked
+
+
+@given(st.lists(st.floats(0, 1), max_size=400), st.integers(2, 80))
+def test_thin_traces_begin_and_end_as_they_were(norms, most):
+    steps = [Improvement(2 * n, norm) for n, norm in enumerate(norms)]
+    kept = thin(steps, most)
+    assert len(kept) <= most
+    assert set(kept) <= set(steps)
+    assert (kept[:1], kept[-1:]) == (tuple(steps[:1]), tuple(steps[-1:]))
+    assert list(kept) == sorted(kept)
+
+
+def test_a_long_trace_stays_close_and_short():
+    steps = [Improvement(n, 0.99**n) for n in range(1, 900)]  # five orders of magnitude
+    kept = thin(steps)
+    assert len(json.dumps(kept)) < 3000
+    for step in steps:
+        last = [k for k in kept if k.queries <= step.queries][-1]
+        assert step.norm <= last.norm < 1.3 * step.norm
 
 
 class Liar(nn.Module):

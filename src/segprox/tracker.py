@@ -10,6 +10,7 @@ from torch import Tensor
 from segprox.models.segmenter import Segmenter
 from segprox.norms import NormName, distance
 from segprox.problem import Problem
+from segprox.trace import Journal, Trace
 
 Goal = Literal["smallest", "most"]
 
@@ -33,6 +34,7 @@ class Attacked:
     forwards: Tensor  # [B] int64: model evaluations spent
     backwards: Tensor  # [B] int64: gradients spent
     seconds: float  # for the whole batch
+    traces: tuple[Trace, ...] = ()  # [B]: the norms it would have returned after fewer queries
 
 
 @dataclass(eq=False)
@@ -110,6 +112,7 @@ class Tracker:
         self.skipped: Tensor | None = None  # images not to ask about, bool [B]
         self._whole: Tracker | None = None
         self._remembers_for_whole = True
+        self._journal = Journal(size)
         self._classes = 0  # of the model; 0 before the first query, which is checked
         self._start = time.perf_counter()
 
@@ -253,8 +256,13 @@ class Tracker:
         self.best_norm = torch.where(better, norm, self.best_norm)
         self.best_apsr = torch.where(better, apsr, self.best_apsr)
         self.success |= success
-        if self._whole is not None and self._remembers_for_whole:
+        if self._whole is None:
+            self._note()
+        elif self._remembers_for_whole:
             self._whole._remember(points, norm, apsr, success, asked)
+
+    def _note(self) -> None:
+        self._journal.note(self.forwards + self.backwards, self.best_norm, self.success)
 
     def _elapsed(self) -> float:
         if self.best_images.is_cuda:
@@ -269,6 +277,7 @@ class Tracker:
             affordable = unknown & (self._unseen() | ~self._spent()) & (self.problem.counted > 0)
             self.best_apsr = self._verified(self.best_images, torch.where(unknown, 0.0, self.best_apsr), affordable)
             self.success |= self.problem.succeeded(self.best_apsr)
+            self._note()
         return Attacked(
             images=self.best_images,
             norm=self.best_norm,
@@ -277,4 +286,5 @@ class Tracker:
             forwards=self.forwards,
             backwards=self.backwards,
             seconds=self._elapsed(),
+            traces=self._journal.traces(),
         )

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from segprox.trace import Trace
+
 FIELDS = ConfigDict(extra="forbid")
 TIMES = ("seconds",)  # what may differ between two runs of the same thing
 
@@ -56,6 +58,7 @@ class Record:
     clean_accuracy: float  # with respect to the labels
     accuracy: float  # after the attack
     norm: float  # in the attack's norm
+    trace: Trace | None = None  # norms that fewer queries would have given; unknown in older records
     found: Score  # the perturbed image
     rounded: Score  # the same in 8 bits
     forwards: int

@@ -246,6 +246,7 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             clean_accuracy=_accuracy(clean_counts),
             accuracy=_accuracy(counts),
             norm=found.norm[i].item(),
+            trace=found.traces[i],
             found=score,
             rounded=rounded,
             forwards=int(found.forwards[i]),
