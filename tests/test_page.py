@@ -4,12 +4,12 @@ import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
+from segprox.report.findings import statements, verdicts
+from segprox.report.groups import group_runs
 from segprox.report.page import PICTURE_LIMIT, write_page
 from segprox.report.results import load_results
-from segprox.report.summary import attack_names, damage, statements, summarize, verdicts
 from segprox.run.record import Failure, Record, Score
 from tests.runs import HEADER, make_record, write_run
 
@@ -181,29 +181,46 @@ def test_nothing_is_strongest_on_other_images(tmp_path):
     assert "Not all attacks have seen the same images yet" in text
 
 
-def test_numbers_of_a_run(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.03), make_record("c", 0.02, False)])
-    (run,) = load_results([tmp_path])
-    summary = summarize(run)
-    assert (summary.images, summary.failed, summary.broken) == (3, 0, 2)
-    assert summary.median == 0.03
-    assert summary.mean == pytest.approx((0.01 + 0.03 + 1) / 3)
-    assert summary.accuracy == pytest.approx((5 + 5 + 60) / 300)
-    assert summary.clean_accuracy == pytest.approx(0.9)
-
-
-def test_damage_grows_with_epsilon(tmp_path):
+def test_accuracy_falls_with_epsilon_by_whatever_fits(tmp_path):
     write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01), make_record("c", 0.02, False)])
-    (run,) = load_results([tmp_path])
-    found = damage(run)
-    np.testing.assert_allclose(found.epsilon, [0, 0.01, 0.02])
-    np.testing.assert_allclose(found.accuracy, [0.9, (90 + 5 + 5) / 300, (60 + 5 + 5) / 300])
-    assert (np.diff(found.miou) < 0).all()
+    epsilon, accuracy = page(tmp_path)[2].data["runs"][0]["curves"]["accuracy"]
+    assert epsilon == pytest.approx([0, 2.55, 5.1])
+    assert accuracy == pytest.approx([0.9, (90 + 5 + 5) / 300, (60 + 5 + 5) / 300], rel=1e-4)
+
+
+def test_curves_over_queries_only_where_they_were_recorded(tmp_path):
+    traces = [[(3, 0.04), (9, 0.02)], [(5, 0.02)], []]
+    records = [make_record(f"i{k}", 0.02, k < 2, trace=trace) for k, trace in enumerate(traces)]
+    write_run(tmp_path, records, attack="fmn")
+    write_run(tmp_path, [*records[:1], make_record("i1", 0.02)], attack="ddn")
+    ddn, fmn = sorted(page(tmp_path)[2].data["runs"], key=lambda run: run["attack"])
+    assert fmn["curves"]["anytime"] == [[0, 3, 5, 9, 119], pytest.approx([255, 255, 10.2, 5.1, 5.1])]
+    assert "anytime" not in ddn["curves"]
+
+
+def test_norms_are_never_mixed(tmp_path):
+    write_run(tmp_path, [make_record("a", 0.01)], attack="fmn")
+    write_run(
+        tmp_path, [make_record("a", 0.01), make_record("b", 0.01, False)], attack="ddn", header=HEADER | {"norm": "l2"}
+    )
+    _, text, elements = page(tmp_path)
+    assert text.count('aria-label="Table of results, ') == 2
+    assert "<h3>Sizes in linf x 255</h3>" in text
+    assert "<h3>Sizes in l2</h3>" in text
+    assert 'best"' not in text
+    assert {run["norm"]: run["records"][0]["size"] for run in elements.data["runs"]} == {"linf": 2.55, "l2": 1.0}
+    assert "The attacks have no" not in text
+    texts, found = said(tmp_path)
+    assert "Sizes are in linf and l2, each attack in the norm it minimises: they are never compared." in texts
+    assert [verdict.sentence for verdict in found] == [
+        "The image falls to a change of at most 2.6/255 of the brightness range.",
+        "Half of the images fall to a change of at most 1.0 in l2.",
+    ]
 
 
 def said(folder):
-    results = load_results([folder])
-    return [statement.text for statement in statements(results)], verdicts(results)
+    groups = group_runs(load_results([folder]))
+    return [statement.text for statement in statements(groups)], verdicts(groups)
 
 
 def test_models_are_compared_on_the_same_images(tmp_path):
@@ -214,7 +231,7 @@ def test_models_are_compared_on_the_same_images(tmp_path):
         "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as "
         "large. It holds out longer on 3 of 3." in texts
     )
-    assert {v.setting.model: v.half for v in found} == {"weak": 0.01, "strong": 0.03}
+    assert {v.group.model: v.half for v in found} == {"weak": 0.01, "strong": 0.03}
 
 
 def test_models_without_common_images_are_not_compared(tmp_path):
@@ -265,11 +282,10 @@ def test_caveats(tmp_path):
     held = Score(linf=0.01, l2=1, l1=1, apsr=0.5, success=False)
     records = [make_record("a", 0.01, labels="model", rounded=held), make_record("b", 0.01, labels="model")]
     failure = Failure(key="k", image="c", reason="unreadable")
-    write_run(tmp_path, [*records, failure], header=HEADER | {"norm": "l2"})
+    write_run(tmp_path, [*records, failure])
     texts = " ".join(said(tmp_path)[0])
     assert "undoes 1 of 2 successful attacks" in texts
     assert "the model's own predictions" in texts
-    assert "small l2 norm" in texts
     assert "1 image could not be attacked" in texts
 
 
@@ -279,8 +295,9 @@ def test_runs_of_one_attack_are_told_apart(tmp_path):
     other = tmp_path / "again"
     write_run(other, [make_record("a", 0.01)], seed=1)
     results = load_results([tmp_path, other])
-    assert sorted(attack_names(results)) == ["fmn seed=0", "fmn seed=1", "fmn seed=1 #2"]
     data = Elements(write_page(results, tmp_path / "p.html").path.read_text()).data
+    names = {run["attack"] for run in data["runs"]}
+    assert names == {"fmn seed=0", f"fmn seed=1 ({tmp_path.name})", "fmn seed=1 (again)"}
     assert len({run["id"] for run in data["runs"]}) == 3
 
 

@@ -16,23 +16,24 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from segprox.cli import main
-from segprox.report.contents import compare_table, report_tables
-from segprox.report.figures import DASHES, _axis_end, _steps, draw_figures, masking_variants, save_figure
+from segprox.report.contents import compare_tables, report_tables
+from segprox.report.curves import anytime_curve, measure_curve, unbroken_curve
+from segprox.report.figures import _steps, draw_figures, masking_variants, save_figure
 from segprox.report.groups import attack_labels, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
+from segprox.report.panels import DASHES, NormAxis
 from segprox.report.results import RunResults, load_results
 from segprox.report.statistics import (
     bootstrap_median,
     common_norms,
     compare_pair,
     head_to_head,
-    measure_curve,
     optimality,
     sign_test,
     summarise,
-    unbroken_curve,
 )
 from segprox.report.tables import Column, Table, to_csv, to_latex, to_markdown, to_screen
+from segprox.report.units import Unit
 from segprox.run.record import ClassCounts, Failure, Score
 from tests.records import make_record, make_results, make_run, make_store
 
@@ -126,11 +127,32 @@ def test_curves_against_loops(seed):
     curves = unbroken_curve(result), measure_curve(result, pixel_accuracy), measure_curve(result, mean_iou)
     edges = [r.found.linf for r in result.records]
     for epsilon in [0.0, 1.0, *edges, *np.nextafter(edges, 0), *np.linspace(0, 0.11, 23)]:
-        broken = [r.found.success and r.found.linf <= epsilon for r in result.records]
-        chosen = [r.counts if b else r.clean_counts for r, b in zip(result.records, broken)]
+        fits = [r.found.linf <= epsilon for r in result.records]
+        broken = [r.found.success and fit for r, fit in zip(result.records, fits)]
+        chosen = [r.counts if fit else r.clean_counts for r, fit in zip(result.records, fits)]
         accuracy, miou = pooled_by_hand(result.records, chosen)
         expected = (1 - sum(broken) / len(broken), accuracy, miou)
         assert [curve.at(epsilon) for curve in curves] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_anytime_curve_against_loops(seed):
+    rng = np.random.default_rng(seed)
+    records, failed = [], 1.0
+    for n in range(5 + seed):
+        queries, norms = sorted(rng.choice(40, 6, replace=False) + 1), sorted(rng.random(6), reverse=True)
+        trace = list(zip(map(int, queries), map(float, norms)))[: rng.integers(0, 7)]
+        success = bool(trace) and n != 1
+        records.append(
+            make_record(f"i{n}", trace[-1][1] if trace else 0.5, success, trace=trace, forwards=30, backwards=20)
+        )
+    curve = anytime_curve(replace(results_of([]), records=tuple(records)))
+    for query in range(60):
+        known = [[norm for at, norm in r.trace if at <= query and r.found.success] for r in records]
+        assert curve.at(query) == pytest.approx(middle([norms[-1] if norms else failed for norms in known]))
+    assert (curve.x[0], curve.x[-1]) == (0, 50)
+    assert anytime_curve(replace(results_of([]), records=(*records, make_record("old")))) is None
+    assert anytime_curve(results_of([])) is None
 
 
 @given(NORMS)
@@ -140,7 +162,7 @@ def test_curve_never_rises_and_ends_at_what_was_not_broken(norms):
     assert np.all(np.diff(curve.x) > 0)
     assert np.all(np.diff(curve.y) < 0)
     assert curve.y[-1] == pytest.approx(norms.count(None) / len(norms))
-    x, y = _steps(curve, 255.0)
+    x, y = _steps(curve, 1.0)
     assert np.all(np.diff(x) >= 0)
     assert np.all(np.diff(y) <= 0)
 
@@ -466,7 +488,7 @@ def test_report_command(segprox, tmp_path):
 def test_degenerate_runs_can_be_drawn(tmp_path, norms):
     groups = group_runs(make_results(tmp_path, norms))
     assert report_tables(groups)
-    assert set(draw_figures(groups)) == {"unbroken", "accuracy", "miou", "classes", "queries"}
+    assert set(draw_figures(groups)) == {"unbroken", "accuracy", "miou", "classes", "queries"}  # and no traces
 
 
 def test_failures_only(segprox, tmp_path):
@@ -541,7 +563,61 @@ def test_masking_variants():
 
 
 def test_axis_ends_at_a_tick():
-    assert [_axis_end(values) for values in ([], [0.3], [3.99], [17.0], [254.0], [255.0])] == [4, 4, 8, 32, 255, 255]
+    sizes = ([], [0.3], [3.99], [17.0], [254.0], [255.0])
+    assert [NormAxis.fitting(Unit("linf"), values).end for values in sizes] == [4, 4, 8, 32, 255, 255]
+    for values in (*sizes, [0.0], [1e-5], [1.0, float("inf")], [3e5, 7.0]):
+        axis = NormAxis.fitting(Unit("l2"), values)
+        assert axis.end >= max((value for value in values if value < float("inf")), default=0)
+        assert 0 < axis.linear < axis.end
+        assert list(axis.ticks) == sorted(set(axis.ticks))
+        assert len(axis.ticks) <= 16
+
+
+def traced(norms, linf=0.01):
+    return [make_record(f"i{n}", norm or linf, norm is not None, trace=[(5, 0.2), (20 + n, norm)] if norm else [])
+            for n, norm in enumerate(norms)]  # fmt: skip
+
+
+def test_anytime_figure(tmp_path):
+    for attack, norms in (("fmn", [0.01, 0.02]), ("pdpgd", [0.05, 0.1]), ("hopeless", [None, None])):
+        make_store(tmp_path, make_run(attack), traced(norms))
+    make_store(tmp_path, make_run("from-before"), [make_record("i0"), make_record("i1")])
+    figure = draw_figures(group_runs(load_results([tmp_path])))["anytime"]
+    lines = [line.get_xydata() for line in figure.axes[0].get_lines() if line.get_color() != "#BBBBBB"]
+    assert len(lines) == 3
+    ends = sorted(line[-1, 1] for line in lines)
+    assert ends == pytest.approx([0.015 * 255, 0.075 * 255, 255])
+    assert {line[0, 0] for line in lines} == {1, 5}
+
+
+def test_every_norm_has_its_own_tables_and_figures(segprox, tmp_path):
+    records = traced([0.01, 0.02, None])
+    make_store(tmp_path / "in", make_run("fmn"), records)
+    for attack in ("ddn", "pdgd"):
+        make_store(tmp_path / "in", make_run(attack), records, {"norm": "l2"})
+    make_store(tmp_path / "in", make_run("fmn", set={"norm": "l0"}), records, {"norm": "l0"})
+    code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
+    assert (code, error) == (0, "")
+    assert "Smallest perturbations, untargeted, l2" in output
+    names = {path.stem for path in (tmp_path / "out").rglob("*.*")}
+    assert {"norms-untargeted", "norms-untargeted-l2", "summary-l2", "unbroken-l2", "anytime", "anytime-l0"} <= names
+    table = named(report_tables(group_runs(load_results([tmp_path / "in"]))))["summary-l2"]
+    assert {row[3] for row in table.rows} == {"ddn", "pdgd"}
+    assert "Norms are l2; an image that was not broken counts as infinite." in table.notes
+    by_name = dict(zip((column.heading for column in table.columns), table.rows[0]))
+    assert (by_name["median"], by_name["mean"]) == (pytest.approx(0.2), float("inf"))
+    assert by_name["low"] <= 0.2 <= by_name["high"] == float("inf")
+    code, _, error = segprox("compare", *(next((tmp_path / "in").glob(f"*+{name}+*")) for name in ("ddn", "fmn")))
+    assert code == 2
+    assert "cannot be compared" in error
+    code, output, _ = segprox("compare", *(next((tmp_path / "in").glob(f"*+{name}+*")) for name in ("ddn", "pdgd")))
+    assert (code, "l2 minus the first's" in " ".join(output.split())) == (0, True)
+
+
+def test_an_unknown_norm_is_refused(segprox, tmp_path):
+    make_store(tmp_path, make_run("fmn"), [make_record()], {"norm": "../l2"})
+    code, _, error = segprox("report", tmp_path, "--out", tmp_path / "out")
+    assert (code, "'../l2'" in error) == (2, True)
 
 
 def test_compare_command(segprox, tmp_path):
@@ -573,4 +649,4 @@ def test_compare_refuses(segprox, tmp_path):
 
 def test_compare_table_of_nothing_in_common():
     first, second = results_of([0.1]), replace(results_of([0.1]), records=(make_record("other"),))
-    assert compare_table([(first, second)]).rows[0][2] == 0
+    assert compare_tables([(first, second)])[0].rows[0][2] == 0

@@ -8,7 +8,7 @@ import typer
 
 from segprox.cli.base import app, check_writable, out, writing_to
 from segprox.errors import SegproxError
-from segprox.report.contents import compare_table, report_tables
+from segprox.report.contents import compare_tables, report_tables
 from segprox.report.figures import draw_figures
 from segprox.report.groups import group_runs
 from segprox.report.page import write_page
@@ -54,12 +54,12 @@ def compare(
 
     Folders of several runs are compared run by run: the same model, dataset, attack and goal.
     """
-    table = compare_table(_pairs([load_results([folder]) for folder in folders]))
-    out.print(to_screen(table))
+    tables = compare_tables(_pairs([load_results([folder]) for folder in folders]))
+    out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)
         with writing_to(out_dir):
-            write_tables([table], out_dir)
+            write_tables(tables, out_dir)
 
 
 def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[RunResults, RunResults]]:
@@ -74,6 +74,9 @@ def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[RunResults, RunResu
     if not pairs:
         raise SegproxError("the folders have no run in common: the same model, dataset, attack and goal")
     for first, second in pairs:
+        if first.unit != second.unit:
+            what = f"{first.run.title} is measured in {first.unit.norm} and {second.run.title} in {second.unit.norm}"
+            raise SegproxError(f"{what}: they cannot be compared")
         if not common_norms([first, second]).size:
             raise SegproxError(f"{first.run.title} and {second.run.title} have no image in common")
     return pairs

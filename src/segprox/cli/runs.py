@@ -27,6 +27,7 @@ from segprox.cli.base import app, assignments, check_writable, out, plain_table,
 from segprox.data import published_length
 from segprox.errors import SegproxError
 from segprox.naming import checked
+from segprox.report.units import Unit
 from segprox.run.engines import Engine, Local, Processes, Ray
 from segprox.run.evaluate import Evaluation, Event, Status, estimate, time_model, validate
 from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Run, Settings, Spec
@@ -34,8 +35,6 @@ from segprox.run.record import Failure, Record
 from segprox.run.store import stores
 from segprox.run.verify import verify_run
 from segprox.run.worker import prepare
-
-FAILED_NORM = 1.0  # what a failed attack counts in medians
 
 
 class EngineName(StrEnum):
@@ -330,31 +329,33 @@ def _report(event: Event, log: Log, bar: Progress) -> None:
             bar.console.print(f"{status.run.title}: {_summary(status)}", highlight=False, markup=False)
 
 
-def _norms(status: Status) -> list[float]:
-    return [
-        record.found.linf if record.found.success else FAILED_NORM
-        for record in status.records.values()
-        if isinstance(record, Record)
-    ]
-
-
 def _summary(status: Status) -> str:
-    norms = _norms(status)
-    broken = sum(isinstance(record, Record) and record.found.success for record in status.records.values())
-    middle = f"median linf x 255 {median(norms) * 255:.2f}, " if norms else ""
-    return f"{middle}{broken} of {len(norms)} broken" + (f", {status.failed} failed" if status.failed else "")
+    middle, broken = _found(status)
+    return f"median {middle}, {broken} broken" + (f", {status.failed} failed" if status.failed else "")
+
+
+def _found(status: Status) -> tuple[str, str]:
+    """The median size, and how many of the attacked images are broken."""
+    records = [record for record in status.records.values() if isinstance(record, Record)]
+    broken = f"{sum(record.found.success for record in records)} of {len(records)}"
+    if not records:
+        return "-", broken
+    unit = Unit.of(status.store)
+    return unit.text(median(map(unit.counted, records))), broken
 
 
 def _print_statuses(statuses: Sequence[Status]) -> None:
-    rows = []
-    for status in statuses:
-        norms = _norms(status)
-        broken = sum(isinstance(record, Record) and record.found.success for record in status.records.values())
-        middle = f"{median(norms) * 255:.2f}" if norms else "-"
-        images, failed = f"{len(status.records)}/{status.total}", str(status.failed)
-        rows.append((status.run, (images, failed, middle, f"{broken}/{len(norms)}")))
-    _print_runs(rows, "images", "failed", "linf x 255", "broken")
-    out.print("linf x 255 is the median; an image that was not broken counts as 255.", highlight=False, style="dim")
+    rows = [
+        (status.run, (f"{len(status.records)}/{status.total}", str(status.failed), *_found(status)))
+        for status in statuses
+    ]
+    _print_runs(rows, "images", "failed", "median", "broken")
+    out.print(
+        "Medians are of linf in 255ths, or of the norm that is named; an image that was not broken counts as 255/255, "
+        "or as infinite.",
+        highlight=False,
+        style="dim",
+    )
 
 
 def _print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:

@@ -1,10 +1,11 @@
 """The tables of a report."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from segprox.report.groups import Group
+from segprox.report.groups import Group, by_norm
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
     Interval,
@@ -17,11 +18,11 @@ from segprox.report.statistics import (
     summarise,
 )
 from segprox.report.tables import Column, Table, Value
+from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))
 COUNTS = (Column("images", "d"), Column("failed", "d"))
-NOT_BROKEN = "Norms are linf x 255; an image that was not broken counts as 255."
 FAILED = "Failed: images that could not be attacked; they are in no other number."
 COMMON = "On the images that all attacks of a group have."
 Lines = tuple[tuple[Value, ...], ...]
@@ -29,19 +30,34 @@ Summaries = dict[tuple[str, str, str], dict[str, Summary]]  # by the names of a 
 
 
 def report_tables(groups: Sequence[Group]) -> list[Table]:
-    """All of them, the most important first; those with nothing to say are left out."""
+    """All of them, the most important first, for each norm; those with nothing to say are left out."""
+    return [table for unit, some in by_norm(groups).items() for table in _tables(unit, some)]
+
+
+def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
     known = {group.names: {label: summarise(result) for label, result in group.runs.items()} for group in groups}
+    free, aimed = ({g.names: known[g.names] for g in groups if g.targeted == targeted} for targeted in (False, True))
     tables = [
-        _norms(known, "untargeted", True), _norms(known, "targeted", False), _summary(known), _accuracy(known),
-        _rounded(known), _complexity(known), _optimality(groups), _mean_optimality(groups), _head_to_head(groups),
-        _against_best(groups), _runs(groups),
+        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, known), _accuracy(known),
+        _rounded(unit, known), _complexity(known), _optimality(groups), _mean_optimality(groups),
+        _head_to_head(groups), _against_best(unit, groups), _runs(groups),
     ]  # fmt: skip
-    return [table for table in tables if table.rows]
+    return [_named(table, unit) for table in tables if table.rows]
 
 
-def _norms(known: Summaries, name: str, untargeted: bool) -> Table:
+def _named(table: Table, unit: Unit) -> Table:
+    """With its norm, unless that is linf."""
+    if unit.norm == "linf":
+        return table
+    return replace(table, name=f"{table.name}{unit.suffix}", title=f"{table.title}, {unit.norm}")
+
+
+def _not_broken(unit: Unit) -> str:
+    return f"Norms are {unit.name}; an image that was not broken counts as {unit.failed_text}."
+
+
+def _norms(unit: Unit, chosen: Summaries, name: str) -> Table:
     """The table of the paper: attacks by models and datasets."""
-    chosen = {names: runs for names, runs in known.items() if names[2].startswith(UNTARGETED) == untargeted}
     attacks = list(dict.fromkeys(label for runs in chosen.values() for label in runs))
     columns, cells = [Column("attack")], [list[Value]([attack]) for attack in attacks]
     for names, runs in chosen.items():
@@ -49,16 +65,16 @@ def _norms(known: Summaries, name: str, untargeted: bool) -> Table:
         columns += [Column("median", ".2f", "min", over), Column("mean", ".2f", "min", over)]
         columns.append(Column("broken", "", over=over))
         for attack, line in zip(attacks, cells):
-            line += _norm_cells(runs.get(attack))
+            line += _norm_cells(unit, runs.get(attack))
     rows = tuple(tuple(line) for line in cells)
-    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (NOT_BROKEN, FAILED))
+    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (_not_broken(unit), FAILED))
 
 
-def _norm_cells(summary: Summary | None) -> list[Value]:
+def _norm_cells(unit: Unit, summary: Summary | None) -> list[Value]:
     if summary is None:
         return [None] * 3
     failed = f", {summary.failures} failed" if summary.failures else ""
-    return [summary.median * 255, summary.mean * 255, f"{summary.broken} of {summary.images}{failed}"]
+    return [summary.median * unit.factor, summary.mean * unit.factor, f"{summary.broken} of {summary.images}{failed}"]
 
 
 def _long(known: Summaries, cells: Callable[[Summary], Sequence[Value]]) -> Lines:
@@ -74,18 +90,23 @@ def _table(name: str, title: str, columns: Sequence[Column], rows: Lines, *notes
     return Table(name, title, (*PLACE, Column("attack"), *COUNTS, *columns), rows, notes, keys=3)
 
 
-def _summary(known: Summaries) -> Table:
+def _summary(unit: Unit, known: Summaries) -> Table:
+    # In linf also what the perturbations are in other norms; an attack made for those is not to be judged by linf.
+    others = [Column("l2", ".2f", "min"), Column("l1", ".0f", "min")] if unit.norm == "linf" else []
+
     def cells(s: Summary) -> Sequence[Value]:
-        norms = (s.median * 255, *_scaled(s.interval), s.mean * 255)
-        return (s.broken, s.success_rate, *norms, s.l2, s.l1, s.apsr)
+        norms = (s.median * unit.factor, *_scaled(s.interval, unit), s.mean * unit.factor)
+        return (s.broken, s.success_rate, *norms, *((s.l2, s.l1) if others else ()), s.apsr)
 
     columns = [
         Column("broken", "d"), Column("success", ".1%", "max"), Column("median", ".2f", "min"), Column("low", ".2f"),
-        Column("high", ".2f"), Column("mean", ".2f", "min"), Column("l2", ".2f", "min"), Column("l1", ".0f", "min"),
-        Column("APSR", ".2%"),
+        Column("high", ".2f"), Column("mean", ".2f", "min"), *others, Column("APSR", ".2%"),
     ]  # fmt: skip
-    interval = "low and high: 95 % bootstrap interval of the median. l2, l1 and APSR are medians."
-    return _table("summary", "What each attack found", columns, _long(known, cells), NOT_BROKEN, FAILED, interval)
+    interval = "low and high: 95 % bootstrap interval of the median. " + (
+        "l2, l1 and APSR are medians." if others else "APSR is a median."
+    )
+    notes = (_not_broken(unit), FAILED, interval)
+    return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 
 def _accuracy(known: Summaries) -> Table:
@@ -98,16 +119,18 @@ def _accuracy(known: Summaries) -> Table:
     return _table("accuracy", "Before and after the attack", columns, _long(known, cells), note, FAILED)
 
 
-def _rounded(known: Summaries) -> Table:
+def _rounded(unit: Unit, known: Summaries) -> Table:
     def cells(s: Summary) -> Sequence[Value]:
-        return s.broken, s.rounded_broken, s.median * 255, s.rounded_median * 255, s.mean * 255, s.rounded_mean * 255
+        norms = (s.median, s.rounded_median, s.mean, s.rounded_mean)
+        return (s.broken, s.rounded_broken, *(norm * unit.factor for norm in norms))
 
     columns = [
         Column("broken", "d"), Column("broken, 8 bits", "d", "max"), Column("median", ".2f"),
         Column("median, 8 bits", ".2f", "min"), Column("mean", ".2f"), Column("mean, 8 bits", ".2f", "min"),
     ]  # fmt: skip
     note = "8 bits: the same perturbed images with every value rounded to a multiple of 1/255, as a file holds them."
-    return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), note, NOT_BROKEN, FAILED)
+    notes = (note, _not_broken(unit), FAILED)
+    return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), *notes)
 
 
 def _complexity(known: Summaries) -> Table:
@@ -127,7 +150,7 @@ def _scores(groups: Sequence[Group]) -> Iterator[tuple[Group, int, dict[str, flo
     for group in groups:
         if len(group.attacked) > 1:
             norms = common_norms(list(group.attacked.values()))
-            yield group, norms.shape[1], dict(zip(group.attacked, optimality(norms).tolist()))
+            yield group, norms.shape[1], dict(zip(group.attacked, optimality(norms, group.unit.failed).tolist()))
 
 
 def _failures(group: Group, label: str) -> int:
@@ -177,14 +200,18 @@ PAIRED = (
     Column("high", "+.3f"), Column("larger", "d"), Column("equal", "d"), Column("smaller", "d"),
     Column("p-value", ".2g"),
 )  # fmt: skip
-PAIRED_NOTES = (
-    "Difference: the second's linf x 255 minus the first's, on the images that both have; not broken counts as 255.",
-    "low and high: 95 % bootstrap interval. larger, smaller: images on which the second needs more or less.",
-    "p-value: exact sign test, two-sided, not corrected for several comparisons.",
-)
 
 
-def _against_best(groups: Sequence[Group]) -> Table:
+def _paired_notes(unit: Unit) -> tuple[str, ...]:
+    return (
+        f"Difference: the second's {unit.name} minus the first's, on the images that both have; not broken counts as "
+        f"{unit.failed_text}.",
+        "low and high: 95 % bootstrap interval. larger, smaller: images on which the second needs more or less.",
+        "p-value: exact sign test, two-sided, not corrected for several comparisons.",
+    )
+
+
+def _against_best(unit: Unit, groups: Sequence[Group]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for group in groups:
         if len(group.attacked) < 2:
@@ -197,21 +224,26 @@ def _against_best(groups: Sequence[Group]) -> Table:
                 rows.append((*group.names, best, label, *pair))
     columns = (*PLACE, Column("first"), Column("second"), *PAIRED)
     title = "Each attack against the one with the smallest median, image by image"
-    return Table("paired", title, columns, tuple(rows), PAIRED_NOTES, keys=3)
+    return Table("paired", title, columns, tuple(rows), _paired_notes(unit), keys=3)
 
 
 def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
     found: Paired = compare_pair(first, second)
     failed = len(first.failures) + len(second.failures)
-    norms = (found.difference * 255, *_scaled(found.interval))
+    norms = (found.difference * first.unit.factor, *_scaled(found.interval, first.unit))
     return (found.images, failed, *norms, found.larger, found.equal, found.smaller, found.p_value)
 
 
-def compare_table(pairs: Sequence[tuple[RunResults, RunResults]]) -> Table:
-    """Pairs of runs, image by image."""
+def compare_tables(pairs: Sequence[tuple[RunResults, RunResults]]) -> list[Table]:
+    """Pairs of runs, image by image: a table for each norm, which both of a pair share."""
+    units = dict.fromkeys(first.unit for first, _ in pairs)
+    return [_named(_compared(unit, [pair for pair in pairs if pair[0].unit == unit]), unit) for unit in units]
+
+
+def _compared(unit: Unit, pairs: Sequence[tuple[RunResults, RunResults]]) -> Table:
     rows = tuple((*_pair_names(first, second), *_pair_cells(first, second)) for first, second in pairs)
     columns = (Column("first"), Column("second"), *PAIRED)
-    return Table("comparison", "Compared image by image", columns, rows, PAIRED_NOTES, keys=1)
+    return Table("comparison", "Compared image by image", columns, rows, _paired_notes(unit), keys=1)
 
 
 def _pair_names(first: RunResults, second: RunResults) -> tuple[str, str]:
@@ -239,5 +271,5 @@ def _origin(result: RunResults) -> tuple[str, ...]:
     return run.dataset, str(run.attack), str(settings.seed), f"{settings.threshold:g}", budget, result.folder.name
 
 
-def _scaled(interval: Interval) -> tuple[float, float]:
-    return interval.low * 255, interval.high * 255
+def _scaled(interval: Interval, unit: Unit) -> tuple[float, float]:
+    return interval.low * unit.factor, interval.high * unit.factor

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+from segprox.norms import NormName
 from segprox.report.results import RunResults
+from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
 
 LABELLED_SETTINGS = ("seed", "budget", "model_options")  # which may tell two runs of an attack apart
@@ -13,16 +16,32 @@ LABELLED_SETTINGS = ("seed", "budget", "model_options")  # which may tell two ru
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The attacks on one model and dataset with one goal, by label."""
+    """The attacks on one model and dataset with one goal, in one norm, by label."""
 
     model: str
     dataset: str  # short where that is unambiguous
     goal: str
+    norm: NormName
     runs: dict[str, RunResults]
 
     @property
+    def unit(self) -> Unit:
+        """How its sizes are measured."""
+        return Unit(self.norm)
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return " · ".join([*self.names, *([] if self.norm == "linf" else [self.norm])])
+
+    @property
+    def targeted(self) -> bool:
+        """Whether an attack wants to see something."""
+        return not self.goal.startswith(UNTARGETED)
+
+    @property
     def names(self) -> tuple[str, str, str]:
-        """What it is, for tables."""
+        """What it is, for tables, of which each has one norm."""
         return self.model, self.dataset, self.goal
 
     @property
@@ -32,19 +51,24 @@ class Group:
 
 
 def group_runs(results: Sequence[RunResults]) -> list[Group]:
-    """Groups in order of appearance, untargeted ones first.
+    """Groups in order of appearance, linf before other norms and untargeted before targeted.
 
-    Runs with different success thresholds solve different problems, so they are never in one group.
+    Runs with different success thresholds or norms solve different problems, so they are never in one group.
     """
     datasets = _short({result.run.dataset for result in results})
     thresholds = {result.run.settings.threshold for result in results}
-    groups: dict[tuple[str, str, str], list[tuple[str, RunResults]]] = {}
+    groups: dict[tuple[str, str, str, NormName], list[tuple[str, RunResults]]] = {}
     for label, result in zip(attack_labels(results), results):
         run = result.run
         goal = run.goal if len(thresholds) == 1 else f"{run.goal}, {run.settings.threshold:g} of pixels"
-        groups.setdefault((run.model, datasets[run.dataset], goal), []).append((label, result))
-    ordered = sorted(groups.items(), key=lambda item: not item[0][2].startswith(UNTARGETED))
-    return [Group(*names, runs=_unique(members)) for names, members in ordered]
+        groups.setdefault((run.model, datasets[run.dataset], goal, result.unit.norm), []).append((label, result))
+    found = [Group(*names, runs=_unique(members)) for names, members in groups.items()]
+    return sorted(found, key=lambda group: (group.norm != "linf", group.norm, group.targeted))
+
+
+def by_norm(groups: Sequence[Group]) -> dict[Unit, list[Group]]:
+    """Groups whose sizes may stand side by side."""
+    return {unit: list(some) for unit, some in groupby(groups, key=lambda group: group.unit)}
 
 
 def attack_labels(results: Sequence[RunResults]) -> list[str]:

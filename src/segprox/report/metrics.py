@@ -8,11 +8,14 @@ Counts that are pooled over images lack a class only if no image has it; a mean 
 nearly every image, so there the choice matters more. A mean of nothing is NaN.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from segprox.counts import Absent, Counts, Ratios, Whole
 
+Measure = Callable[[Whole, Whole, Whole], float]  # of counts `[images, classes]`
 ENOUGH = 1e-6  # a round that gains less is the last
 
 

@@ -1,5 +1,6 @@
 """What stores hold, ready for tables, figures and pages."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segprox.counts import Counts
+from segprox.report.units import LINF, Unit
 from segprox.run.plan import Run
 from segprox.run.record import Failure, Record
 from segprox.run.store import Store, stores
 
-FAILED_NORM = 1.0  # the paper counts an attack that does not succeed as a perturbation of 255/255
+Sizes = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,7 @@ class RunResults:
     header: dict[str, Any]  # classes, palette, norm, cost, environment, ...
     records: tuple[Record, ...]
     failures: tuple[Failure, ...]
+    unit: Unit = LINF
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -35,9 +38,24 @@ class RunResults:
         return known or tuple(str(k) for k in range(count))
 
     @cached_property
-    def norms(self) -> NDArray[np.float64]:
-        """The linf norm of each record, 1 where the attack did not succeed."""
-        return np.array([r.found.linf if r.found.success else FAILED_NORM for r in self.records], dtype=np.float64)
+    def sizes(self) -> Sizes:
+        """Of each record's perturbation, whether or not it is a success."""
+        return np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+
+    @cached_property
+    def norms(self) -> Sizes:
+        """The sizes that count: those of successes, and for all others what an image that was not broken counts as."""
+        return np.array([self.unit.counted(record) for record in self.records], dtype=np.float64)
+
+    @cached_property
+    def by_image(self) -> dict[tuple[str, int], float]:
+        """Norms by the image's pixels, whatever its name; numbered where a dataset holds an image twice."""
+        seen: Counter[str] = Counter()
+        found = {}
+        for record, norm in zip(self.records, self.norms.tolist()):
+            found[record.image_hash, seen[record.image_hash]] = norm
+            seen[record.image_hash] += 1
+        return found
 
     @cached_property
     def success(self) -> NDArray[np.bool_]:
@@ -63,4 +81,5 @@ def _load(store: Store) -> RunResults:
         header=store.header,
         records=tuple(record for record in latest if isinstance(record, Record)),
         failures=tuple(record for record in latest if isinstance(record, Failure)),
+        unit=Unit.of(store),
     )

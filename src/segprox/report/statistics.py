@@ -1,26 +1,21 @@
 """What the records of runs say, as numbers: no model, no randomness but a seeded bootstrap.
 
-Norms are linf in units of the image's range, [0, 1]. An attack that did not succeed counts as 1 (255/255), as in the
-paper. Images that could not be attacked at all (failures) are counted but enter nothing else. What nothing is known of
-is NaN.
+Norms are those that the attacks minimise. An attack that did not succeed counts as 1 (255/255) in linf, as in the
+paper, and as infinite in all others. Images that could not be attacked at all (failures) are counted but enter nothing
+else. What nothing is known of is NaN.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, nan
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from segprox.counts import Whole
-from segprox.report.metrics import mean_iou, pixel_accuracy
-from segprox.report.results import FAILED_NORM, RunResults
-from segprox.run.record import Score
+from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
+from segprox.report.results import RunResults
+from segprox.report.results import Sizes as Values
 
-Values = NDArray[np.float64]
-Measure = Callable[[Whole, Whole, Whole], float]  # of counts `[images, classes]`
 RESAMPLES = 1000
 
 
@@ -38,7 +33,7 @@ class Summary:
     images: int  # attacked
     failures: int  # not attacked
     broken: int
-    median: float  # linf, 1 where not broken
+    median: float  # of norms
     interval: Interval  # of the median, 95 %
     mean: float
     l2: float  # median, infinite where not broken
@@ -61,12 +56,17 @@ class Summary:
         """The share of attacked images that were broken."""
         return self.broken / self.images if self.images else nan
 
+    @property
+    def rounded_rate(self) -> float:
+        """The share that is still broken in 8 bits."""
+        return self.rounded_broken / self.images if self.images else nan
+
 
 def summarise(result: RunResults, seed: int = 0) -> Summary:
     """All numbers of a run."""
     records = result.records
     found, rounded = [record.found for record in records], [record.rounded for record in records]
-    coarse = counted_norms(rounded)
+    coarse = np.array([result.unit.rounded_size(score) if score.success else result.unit.failed for score in rounded])
     seconds = [record.seconds for record in records]
     return Summary(
         images=len(records),
@@ -92,11 +92,6 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
     )
 
 
-def counted_norms(scores: Iterable[Score]) -> Values:
-    """The linf norms that enter medians: 1 where the attack did not succeed."""
-    return np.array([score.linf if score.success else FAILED_NORM for score in scores], dtype=np.float64)
-
-
 def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> Interval:
     """A percentile interval of the median: of medians of as many values, drawn with replacement.
 
@@ -108,71 +103,21 @@ def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, 
     if not len(values):
         return Interval(nan, nan)
     generator = np.random.default_rng(seed)
-    medians = [np.median(generator.choice(values, len(values))) for _ in range(resamples)]
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    with np.errstate(invalid="ignore"):  # halfway between minus and plus infinity nothing is known
+        medians = np.median(generator.choice(values, (resamples, len(values))), axis=1)
+    # One of the medians, not a mean of two, of which one may be infinite.
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2], method="closest_observation")
     return Interval(float(low), float(high))
-
-
-class Curve(NamedTuple):
-    """A step function: `y[i]` from `x[i]`, inclusive, up to the next; `x[0]` is 0."""
-
-    x: Values
-    y: Values
-
-    def at(self, x: float) -> float:
-        """Its value at `x >= 0`."""
-        return float(self.y[np.searchsorted(self.x, x, side="right") - 1])
-
-
-def unbroken_curve(result: RunResults) -> Curve:
-    """The share of images that are not broken with a norm of at most x, exact at every x."""
-    norms = np.sort(result.norms[result.success])
-    x = np.unique(np.append(0.0, norms))
-    if not result.records:
-        return Curve(x, np.full(len(x), nan))
-    return Curve(x, 1 - np.searchsorted(norms, x, side="right") / len(result.records))
-
-
-def measure_curve(result: RunResults, measure: Measure) -> Curve:
-    """What a model is worth to an attacker who may change values by at most epsilon, exact at every epsilon.
-
-    An image counts as it is after the attack if it was broken with a norm of at most epsilon, else as it was before.
-
-    Args:
-        result: the run.
-        measure: `pixel_accuracy`, `mean_iou`, or any other function of pooled counts.
-    """
-    if not result.records:
-        return Curve(np.zeros(1), np.full(1, nan))
-    clean, attacked = np.stack(result.counts(clean=True)), np.stack(result.counts())  # [3, images, classes]
-    order = np.flatnonzero(result.success)[np.argsort(result.norms[result.success], kind="stable")]
-    norms = result.norms[order]
-    gains = np.cumsum((attacked - clean)[:, order], axis=1)
-    start = clean.sum(1, keepdims=True)
-    states = np.concatenate([start, start + gains], axis=1)  # after 0, 1, 2, ... broken images
-    x = np.unique(np.append(0.0, norms))
-    after = np.searchsorted(norms, x, side="right")
-    return Curve(x, np.array([measure(*states[:, [k]]) for k in after]))
 
 
 def common_norms(results: Sequence[RunResults]) -> Values:
     """Norms on the images that all runs have, `[runs, images]`: images are the same if their pixels are."""
-    tables = [dict(zip(_image_keys(result), result.norms)) for result in results]
+    tables = [result.by_image for result in results]
     shared = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
     return np.array([[table[key] for key in shared] for table in tables], dtype=np.float64).reshape(len(tables), -1)
 
 
-def _image_keys(result: RunResults) -> list[tuple[str, int]]:
-    """A hash per image, numbered where a dataset holds an image twice."""
-    seen: Counter[str] = Counter()
-    keys = []
-    for record in result.records:
-        keys.append((record.image_hash, seen[record.image_hash]))
-        seen[record.image_hash] += 1
-    return keys
-
-
-def optimality(norms: Values) -> Values:
+def optimality(norms: Values, failed: float = 1.0) -> Values:
     """How near each attack comes to the best that any of them found, in [0, 1]; 1 is best everywhere.
 
     As in AttackBench: the best attack is the (imaginary) one that finds for every image the smallest norm that any
@@ -186,15 +131,16 @@ def optimality(norms: Values) -> Values:
     then the share of images on which the attack is as good as the best. If nothing was broken it is NaN.
 
     Args:
-        norms: `[attacks, images]`, the same images for all; 1 where an attack did not succeed.
+        norms: `[attacks, images]`, the same images for all.
+        failed: the norm where an attack did not succeed.
 
     Example:
         >>> import numpy as np
         >>> optimality(np.array([[0.01, 0.02, 0.04], [0.01, 0.03, 1.0]])).round(3).tolist()
         [1.0, 0.8]
     """
-    best = norms.min(0, initial=FAILED_NORM)
-    norms, best = norms[:, best < FAILED_NORM], best[best < FAILED_NORM]
+    best = norms.min(0, initial=failed)
+    norms, best = norms[:, best < failed], best[best < failed]
     if not len(best):
         return np.full(len(norms), nan)
     end = best.max()
@@ -217,7 +163,7 @@ def head_to_head(norms: Values) -> Values:
     """
     if not norms.shape[1]:
         return np.full((len(norms), len(norms)), nan)
-    return np.array([(np.sign(norms - own).mean(1) + 1) / 2 for own in norms])
+    return np.array([((norms > own).mean(1) + (norms >= own).mean(1)) / 2 for own in norms])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +186,7 @@ class Paired:
 def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired:
     """How the second run's norms differ from the first's, image by image."""
     one, other = common_norms([first, second])
-    differences = other - one
+    differences = np.subtract(other, one, out=np.zeros_like(one), where=one != other)  # not broken by either is equal
     larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
     return Paired(
         images=len(differences),
@@ -272,8 +218,9 @@ def _pooled(result: RunResults, measure: Measure, clean: bool = False) -> float:
 
 
 def _median(values: Iterable[float]) -> float:
-    known = np.array(list(values), dtype=np.float64)
-    return float(np.median(known)) if len(known) else nan
+    known = np.fromiter(values, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return float(np.median(known)) if len(known) else nan
 
 
 def _mean(values: Values) -> float:

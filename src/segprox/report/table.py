@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from segprox.norms import NormName
+from segprox.report.units import LINF, Unit
 from segprox.run import Check, Finding
 from segprox.run.record import Record
 
 MARKS = {"green": "+", "amber": "!", "red": "x"}  # beside word and colour, and in any encoding
 COLOURS = {"green": "green", "amber": "yellow", "red": "bold red"}
-FAILED_NORM = 1.0  # the paper counts a failed attack as a perturbation of 255/255
 
 
 def record_table(records: Sequence[Record], title: str) -> Table:
@@ -31,7 +31,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
         "forwards": [record.forwards for record in records],
         "seconds": [record.seconds for record in records],
     }
-    counted = [(record.found.linf if record.found.success else FAILED_NORM) * 255 for record in records]
+    counted = [LINF.counted(record) * LINF.factor for record in records]
     table.add_column("image", footer="median", no_wrap=True)
     for name, values in (columns | {"linf x 255": counted}).items():
         table.add_column(name, footer=_format(name, median(values)), justify="right", no_wrap=True)
@@ -44,7 +44,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
 
 def audit_table(findings: Sequence[Finding], minimal: str, budget: str, norm: NormName) -> Table:
     """A line per image: what each attack found, and whether they agree."""
-    factor, unit = (255, "linf x 255") if norm == "linf" else (1, norm)
+    factor, unit = Unit(norm).factor, Unit(norm).name
     title = f"within {unit} of {findings[0].epsilon * factor:.4g}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("image", f"{minimal}: {unit}", "broken", f"{budget}: APSR", "broken", "verdict"):

@@ -26,15 +26,18 @@ function options(select, entries) {
 }
 
 const unique = (values) => [...new Set(values)];
-const setting = (run) => [run.model, run.dataset, run.goal].join(" · ");
+const setting = (run) => [run.model, run.dataset, run.goal, ...(run.norm === "linf" ? [] : [run.norm])].join(" · ");
 const percent = (share, digits = 1) => (share === null ? "–" : (100 * share).toFixed(digits) + "%");
 const colour = (values) => `rgb(${values.join(" ")})`;
 
-/** A size in 255ths with as many digits as make sense. */
+/** A size, in 255ths if it is linf, with as many digits as make sense. */
 function size(value) {
   if (value === null) return "–";
   return value.toFixed(value >= 100 ? 0 : value >= 1 ? 1 : 2);
 }
+
+const withUnit = (value, norm) => (norm === "linf" ? `${size(value)}/255` : `${size(value)} in ${norm}`);
+const unitName = (norm) => (norm === "linf" ? "linf × 255" : norm);
 
 /** Storage may be refused to files on a disk. */
 function remember(key, value) {

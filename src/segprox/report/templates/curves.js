@@ -1,11 +1,13 @@
 const DASHES = ["", "9 4", "2 4", "12 4 2 4", "5 3", "14 6", "2 2", "9 3 2 3 2 3"];
-const TICKS = [0.01, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 255];
+const TICKS = [0.01, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 255]; // of linf
+const ROUND = [-4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7].flatMap((power) => [1, 2, 5].map((factor) => Number(`${factor}e${power}`)));
 const MARGIN = { top: 30, right: 18, bottom: 44, left: 50 };
-const LINEAR_TO = 2; // 255ths: below, the mixed axis is linear, and above, logarithmic
+const LINEAR_TO = 2; // 255ths: below, the mixed axis of linf is linear, and above, logarithmic
 const NOTES = {
   broken: "Share of images that no change up to this size was found for. The lower a curve, the stronger the attack; the higher, the more robust the model.",
   accuracy: "Pixel accuracy when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
   miou: "Mean IoU, pooled over images, when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
+  anytime: "What an attack has found after so many forward and backward passes per image: the median size, from when half of the images are broken. Lower is better, and further left is cheaper.",
 };
 const TITLES = { broken: "images not broken", accuracy: "pixel accuracy", miou: "mean IoU" };
 const curves = { groups: [], hidden: new Set(), kind: "broken", axis: "mixed", at: null };
@@ -16,24 +18,34 @@ function curveGroups() {
   const collect = (title, key, name, kind) =>
     unique(drawn.map(key)).map((value) => {
       const runs = drawn.filter((run) => key(run) === value);
-      return { title: `${title}: ${value}`, series: runs.map((run) => ({ run, name: run[name], look: run.colours[kind] })) };
+      return { title: `${title}: ${value}`, norm: runs[0].norm, series: runs.map((run) => ({ run, name: run[name], look: run.colours[kind] })) };
     });
   const attacks = collect("Attacks", setting, "attack", "attack");
-  const underOne = (run) => [run.attack, run.dataset, run.goal].join(" · ");
+  const underOne = (run) => setting({ ...run, model: run.attack });
   const models = collect("Models", underOne, "model", "model").filter((group) => group.series.length > 1);
   return [...attacks, ...models];
 }
 
-/** Points [x, y] of a falling staircase. */
+/** Points [x, y] of a staircase. */
 function points(run, kind) {
-  if (kind !== "broken") return run.damage.epsilon.map((x, i) => [x, run.damage[kind][i]]).filter(([, y]) => y !== null);
+  if (kind !== "broken") {
+    const [x, y] = run.curves[kind] || [[], []];
+    const known = x.map((value, i) => [value, y[i]]).filter(([, value]) => value !== null);
+    return kind === "anytime" ? afterHalf(known, run.norm) : known;
+  }
   const sizes = run.records.filter((r) => r.success && r.size !== null).map((r) => r.size).sort((a, b) => a - b);
   const total = run.records.length;
   return [[0, 1], ...sizes.map((x, i) => [x, 1 - (i + 1) / total])];
 }
 
+/** Before half of the images are broken there is nothing to see; without a query nothing is known. */
+function afterHalf(stairs, norm) {
+  const first = stairs.findIndex(([, y]) => norm !== "linf" || y < 255);
+  return stairs.slice(Math.max(1, first));
+}
+
 function valueAt(stairs, x) {
-  let value = stairs.length ? stairs[0][1] : null;
+  let value = stairs.length && stairs[0][0] <= x ? stairs[0][1] : null;
   for (const [at, y] of stairs) {
     if (at > x) break;
     value = y;
@@ -41,36 +53,55 @@ function valueAt(stairs, x) {
   return value;
 }
 
-/** From sizes to [0, 1] and back. */
-function scale(kind, most, least) {
-  const log = (low) => ({ to: (x) => Math.log(Math.max(x, low) / low), from: (t) => low * Math.exp(t) });
-  const mixed = {
-    to: (x) => (x <= LINEAR_TO ? x / LINEAR_TO : 1 + Math.log(x / LINEAR_TO)),
-    from: (t) => (t <= 1 ? t * LINEAR_TO : LINEAR_TO * Math.exp(t - 1)),
-  };
-  const shape = { mixed, linear: { to: (x) => x, from: (t) => t }, log: log(least) }[kind];
+/** An axis from numbers to [0, 1] and back, with its ticks. */
+function makeAxis(kind, ticks, most, least, linear) {
+  const shape = {
+    linear: { to: (x) => x, from: (t) => t },
+    log: { to: (x) => Math.log(Math.max(x, least) / least), from: (t) => least * Math.exp(t) },
+    mixed: {
+      to: (x) => (x <= linear ? x / linear : 1 + Math.log(x / linear)),
+      from: (t) => (t <= 1 ? t * linear : linear * Math.exp(t - 1)),
+    },
+  }[kind];
   const end = shape.to(most);
-  return { to: (x) => Math.min(1, shape.to(x) / end), from: (t) => shape.from(t * end) };
+  return { ticks, to: (x) => Math.min(1, shape.to(x) / end), from: (t) => shape.from(t * end) };
 }
 
-function ticks(kind, most, least) {
-  if (kind === "log") return TICKS.filter((x) => x >= least && x <= most);
-  if (kind === "mixed") return [0, ...TICKS.filter((x) => x >= 0.5 && x <= most)];
-  const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find((s) => most / s <= 8) || 50;
-  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => Number((i * step).toFixed(2)));
+const SHARES = { ...makeAxis("linear", [0, 0.25, 0.5, 0.75, 1], 1), text: (share) => `${share * 100}%`, value: (share) => percent(share) };
+
+/** For sizes: up to the next round number, so that curves end inside. */
+function sizeAxis(values, norm) {
+  const steps = norm === "linf" ? TICKS : ROUND;
+  const known = values.filter((x) => x > 0);
+  const largest = Math.max(...known, norm === "linf" ? 0.5 : 1e-3);
+  const least = steps.findLast((x) => x <= Math.min(...known, largest / 4)) || steps[0];
+  const linear = norm === "linf" ? LINEAR_TO : least;
+  let most = steps.find((x) => x >= largest * 1.02) || steps[steps.length - 1];
+  if (curves.axis === "linear") most = norm === "linf" ? Math.min(255, largest * 1.08) : largest * 1.08;
+  if (curves.axis === "mixed") most = Math.max(most, 2 * linear);
+  const axis = makeAxis(curves.axis, sizeTicks(steps, most, least, norm), most, least, linear);
+  return { ...axis, title: unitName(norm), text: String, value: (x) => withUnit(x, norm) };
 }
 
-/** The range of sizes of a group: up to the next round number, so that curves end inside. */
-function domain(lines, kind) {
-  const sizes = lines.flatMap((line) => line.stairs.map(([x]) => x)).filter((x) => x > 0);
-  const largest = Math.max(...sizes, 0.5);
-  const most = kind === "linear" ? Math.min(255, largest * 1.08) : TICKS.find((x) => x >= largest * 1.02) || 255;
-  const smallest = Math.min(...sizes, most / 4);
-  return { most: Math.max(most, kind === "mixed" ? 4 : 0), least: [...TICKS].reverse().find((x) => x <= smallest) || 0.01 };
+function sizeTicks(steps, most, least, norm) {
+  if (curves.axis === "log") return steps.filter((x) => x >= least && x <= most);
+  if (curves.axis === "mixed") return [0, ...steps.filter((x) => x >= (norm === "linf" ? 0.5 : least) && x <= most)];
+  const step = ROUND.find((s) => most / s <= 8);
+  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => Number((i * step).toPrecision(6)));
+}
+
+function queryAxis(values) {
+  const [least, most] = [Math.max(1, Math.min(...values, 10) / 1.2), Math.max(...values, 20) * 1.05];
+  const axis = makeAxis("log", ROUND.filter((x) => x >= least && x <= most), most, least);
+  return { ...axis, title: "forwards + backwards per image", text: String, value: (x) => `${Math.round(x)} queries` };
+}
+
+function chosenGroup() {
+  return curves.groups[Number(byId("curve-group").value)];
 }
 
 function visibleLines() {
-  const group = curves.groups[Number(byId("curve-group").value)];
+  const group = chosenGroup();
   const shown = group ? group.series.filter((entry) => !curves.hidden.has(entry.name)) : [];
   return shown.map((entry) => ({ ...entry, stairs: points(entry.run, curves.kind) }));
 }
@@ -79,41 +110,49 @@ function visibleLines() {
 function frame(lines) {
   const width = Math.max(280, byId("chart").clientWidth);
   const height = Math.max(240, Math.min(440, width * 0.5));
-  const { most, least } = domain(lines, curves.axis);
-  const across = scale(curves.axis, most, least);
+  const norm = chosenGroup() ? chosenGroup().norm : "linf";
+  const [xs, ys] = [0, 1].map((i) => lines.flatMap((line) => line.stairs.map((point) => point[i])));
+  const anytime = curves.kind === "anytime";
+  const across = anytime ? queryAxis(xs) : sizeAxis(xs, norm);
+  const along = anytime ? sizeAxis(ys, norm) : SHARES;
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   return {
-    width, height, most, least,
+    width, height, across, along,
     x: (value) => MARGIN.left + across.to(value) * inner.width,
-    y: (value) => MARGIN.top + (1 - value) * inner.height,
+    y: (value) => MARGIN.top + (1 - along.to(value)) * inner.height,
+    top: MARGIN.top, bottom: MARGIN.top + inner.height,
     back: (pixel) => across.from(Math.min(1, Math.max(0, (pixel - MARGIN.left) / inner.width))),
   };
 }
 
 function drawAxes(svg, box) {
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const y = box.y(share);
-    svg.append(draw("line", { x1: MARGIN.left, x2: box.width - MARGIN.right, y1: y, y2: y, class: share ? "gridline" : "axis" }));
-    svg.append(draw("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, `${share * 100}%`));
+  let above = Infinity; // labels must not run into each other
+  for (const value of box.along.ticks) {
+    const y = box.y(value);
+    svg.append(draw("line", { x1: MARGIN.left, x2: box.width - MARGIN.right, y1: y, y2: y, class: value ? "gridline" : "axis" }));
+    if (y > above) continue;
+    above = y - 14;
+    svg.append(draw("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, box.along.text(value)));
   }
-  let free = -Infinity; // labels must not run into each other on a phone
-  for (const value of ticks(curves.axis, box.most, box.least)) {
+  let free = -Infinity; // nor on a phone
+  for (const value of box.across.ticks) {
     const x = box.x(value);
-    svg.append(draw("line", { x1: x, x2: x, y1: box.y(1), y2: box.y(0), class: "gridline" }));
+    svg.append(draw("line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: "gridline" }));
     if (x < free) continue;
     free = x + 26;
-    svg.append(draw("text", { x, y: box.y(0) + 18, "text-anchor": "middle", class: "tick" }, String(value)));
+    svg.append(draw("text", { x, y: box.bottom + 18, "text-anchor": "middle", class: "tick" }, box.across.text(value)));
   }
-  svg.append(draw("text", { x: MARGIN.left - 44, y: 12 }, TITLES[curves.kind]));
-  const title = curves.kind === "broken" ? "size of the change, linf × 255" : "epsilon, linf × 255";
+  const what = { broken: "size of the change, ", anytime: "" }[curves.kind] ?? "epsilon, ";
+  svg.append(draw("text", { x: MARGIN.left - 44, y: 12 }, TITLES[curves.kind] || `median size, ${box.along.title}`));
   const middle = (MARGIN.left + box.width - MARGIN.right) / 2;
-  svg.append(draw("text", { x: middle, y: box.height - 6, "text-anchor": "middle" }, title));
+  svg.append(draw("text", { x: middle, y: box.height - 6, "text-anchor": "middle" }, what + box.across.title));
 }
 
 function path(stairs, box) {
   if (!stairs.length) return "";
   const steps = stairs.map(([x, y]) => `H${box.x(x).toFixed(1)}V${box.y(y).toFixed(1)}`).join("");
-  return `M${box.x(stairs[0][0]).toFixed(1)},${box.y(stairs[0][1]).toFixed(1)}${steps}H${box.width - MARGIN.right}`;
+  const end = curves.kind === "anytime" ? "" : `H${box.width - MARGIN.right}`; // an attack ends, a curve of sizes does not
+  return `M${box.x(stairs[0][0]).toFixed(1)},${box.y(stairs[0][1]).toFixed(1)}${steps}${end}`;
 }
 
 /** Colour and dash of a curve; the pair comes again only after 64 of them. */
@@ -136,7 +175,7 @@ function drawChart() {
   });
   drawAxes(svg, box);
   for (const line of lines) svg.append(draw("path", { d: path(line.stairs, box), ...look(line.look) }));
-  const cursor = draw("line", { y1: box.y(1), y2: box.y(0), class: "cursor", visibility: "hidden" });
+  const cursor = draw("line", { y1: box.top, y2: box.bottom, class: "cursor", visibility: "hidden" });
   const tip = make("div", { class: "tip", hidden: "" });
   svg.append(cursor);
   byId("chart").replaceChildren(svg, tip);
@@ -162,8 +201,9 @@ function showTip({ lines, box, cursor, tip }, pixel) {
   const value = box.back(curves.at);
   cursor.setAttribute("x1", curves.at);
   cursor.setAttribute("x2", curves.at);
-  const rows = lines.map((line) => make("div", {}, sample(line.look), make("span", {}, line.name), make("b", {}, percent(valueAt(line.stairs, value)))));
-  tip.replaceChildren(make("div", {}, `at ${size(value)}/255`), ...rows);
+  const shown = (y) => (y === null ? "–" : box.along.value(y));
+  const rows = lines.map((line) => make("div", {}, sample(line.look), make("span", {}, line.name), make("b", {}, shown(valueAt(line.stairs, value)))));
+  tip.replaceChildren(make("div", {}, `at ${box.across.value(value)}`), ...rows);
   // Beside the cursor, where there is more room, and never over the edge of a phone.
   const beside = curves.at > box.width / 2 ? curves.at - tip.offsetWidth - 14 : curves.at + 14;
   tip.style.left = `${Math.max(0, Math.min(beside, box.width - tip.offsetWidth))}px`;
@@ -171,17 +211,15 @@ function showTip({ lines, box, cursor, tip }, pixel) {
 }
 
 function drawTable(lines, box) {
-  const sizes = TICKS.filter((x) => x >= 0.25 && x <= box.most);
-  const head = make("tr", {}, make("th", { scope: "col" }, "linf × 255"), ...sizes.map((x) => make("th", { scope: "col", class: "number" }, String(x))));
-  const rows = lines.map((line) => {
-    const cells = sizes.map((x) => make("td", { class: "number" }, percent(valueAt(line.stairs, x))));
-    return make("tr", {}, make("th", { scope: "row" }, line.name), ...cells);
-  });
+  const columns = box.across.ticks;
+  const head = make("tr", {}, make("th", { scope: "col" }, box.across.title), ...columns.map((x) => make("th", { scope: "col", class: "number" }, box.across.text(x))));
+  const cell = (y) => make("td", { class: "number" }, y === null ? "–" : curves.kind === "anytime" ? size(y) : percent(y));
+  const rows = lines.map((line) => make("tr", {}, make("th", { scope: "row" }, line.name), ...columns.map((x) => cell(valueAt(line.stairs, x)))));
   byId("chart-table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
 function drawLegend() {
-  const group = curves.groups[Number(byId("curve-group").value)];
+  const group = chosenGroup();
   const buttons = (group ? group.series : []).map((entry) => {
     const shown = !curves.hidden.has(entry.name);
     const button = make("button", { type: "button", "aria-pressed": String(shown) }, sample(entry.look), entry.name);
@@ -198,6 +236,7 @@ function drawLegend() {
 function startCurves() {
   curves.groups = curveGroups();
   byId("curves").hidden = !curves.groups.length;
+  if (!RUNS.some((run) => run.curves.anytime)) byId("anytime-choice").remove();
   options(byId("curve-group"), curves.groups.map((group, i) => [i, group.title]));
   byId("curve-group").addEventListener("change", () => {
     curves.hidden.clear();

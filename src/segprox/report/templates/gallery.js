@@ -1,16 +1,18 @@
 const PAGE = 48; // tiles made at a time: thousands at once would freeze the page
 const ENTRIES = RUNS.flatMap((run, i) => run.records.map((record, j) => ({ id: `${i}-${j}`, run, record })));
 // What a tile has to say besides its name; all else is the same everywhere.
-const VARYING = ["model", "dataset", "attack", "goal"].filter((field) => unique(RUNS.map((run) => run[field])).length > 1);
+const VARYING = ["model", "dataset", "attack", "goal", "norm"].filter((field) => unique(RUNS.map((run) => run[field])).length > 1);
 const gallery = { shown: [], made: 0 };
 
-/** What an image that was not broken counts as. */
-const counted = (entry) => (entry.record.success && entry.record.size !== null ? entry.record.size : 255);
+/** What an image counts as; one that was not broken is larger than all. */
+const counted = ({ record, run }) => (record.success && record.size !== null ? record.size : run.norm === "linf" ? 255 : Number.MAX_VALUE);
+/** Sizes in different norms are not compared: linf comes first. */
+const byNorm = (a, b) => (b.run.norm === "linf") - (a.run.norm === "linf") || a.run.norm.localeCompare(b.run.norm);
 const byName = (a, b) => a.record.image.localeCompare(b.record.image, undefined, { numeric: true });
 const ORDERS = {
   image: byName,
-  small: (a, b) => counted(a) - counted(b) || byName(a, b),
-  large: (a, b) => counted(b) - counted(a) || byName(a, b),
+  small: (a, b) => byNorm(a, b) || counted(a) - counted(b) || byName(a, b),
+  large: (a, b) => byNorm(a, b) || counted(b) - counted(a) || byName(a, b),
   low: (a, b) => a.record.apsr - b.record.apsr || byName(a, b),
   high: (a, b) => b.record.apsr - a.record.apsr || byName(a, b),
 };
@@ -34,7 +36,7 @@ function tile(entry, at) {
   const { run, record } = entry;
   const source = thumbnail(entry);
   const picture = source ? make("img", { src: source, alt: "", decoding: "async" }) : make("span", { class: "blank" }, "no picture");
-  const outcome = record.success ? `broken at ${size(record.size)}/255` : `not broken, APSR ${percent(record.apsr, 0)}`;
+  const outcome = record.success ? `broken at ${withUnit(record.size, run.norm)}` : `not broken, APSR ${percent(record.apsr, 0)}`;
   const text = make("span", { class: "text" },
     make("span", { class: "name" }, record.image),
     ...VARYING.map((field) => make("span", { class: "sub" }, run[field])),

@@ -24,15 +24,16 @@ function setHash(hash) {
 }
 
 function facts(entry) {
-  const { record } = entry;
+  const { record, run } = entry;
   const outcome = record.success ? "broken" : "not broken";
   const pairs = [
     ["Outcome", outcome, record.success ? "broken" : "held"],
-    ["Largest change", `${size(record.size)}/255`],
+    ...(["linf", "l2"].includes(run.norm) ? [] : [[`${run.norm} norm`, size(record.size)]]),
+    ["Largest change", `${size(record.linf)}/255`],
     ["l2 norm", size(record.l2)],
     ["APSR", percent(record.apsr, 2)],
     ["Accuracy", `${percent(record.cleanAccuracy)} → ${percent(record.accuracy)}`],
-    ["In 8 bits", `${record.rounded ? "broken" : "not broken"} at ${size(record.roundedSize)}/255`],
+    ["In 8 bits", `${record.rounded ? "broken" : "not broken"} at ${withUnit(record.roundedSize, run.norm)}`],
     ["Queries", `${record.forwards} + ${record.backwards}`],
     ["Seconds", record.seconds === null ? "–" : record.seconds.toFixed(1)],
     ["Pixels", `${record.width} × ${record.height}`],
@@ -63,7 +64,7 @@ function drawClassLegend(entry) {
 }
 
 /** The largest change in [0, 1]; where nothing changed any number will do. */
-const largestChange = () => (viewer.entry.record.size || 127.5) / 255;
+const largestChange = () => (viewer.entry.record.linf || 127.5) / 255;
 const mostGain = () => Math.max(2, 2 / largestChange());
 
 /** The stored picture is stretched to black and white at the largest change; a gain of 1 shows changes as they are. */
@@ -103,7 +104,7 @@ function view(entry) {
   viewer.entry = entry;
   viewer.sources = pictures(entry);
   const { run, record } = entry;
-  const targeted = run.goal !== "untargeted";
+  const targeted = !run.goal.startsWith("untargeted");
   byId("view-name").textContent = record.image;
   byId("view-run").textContent = `${run.model} · ${run.dataset} · ${run.attack} · ${run.goal}`;
   byId("view-facts").replaceChildren(...facts(entry));

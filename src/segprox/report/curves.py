@@ -1,0 +1,67 @@
+"""What the records of a run say as functions: of what an attacker may change, and of what an attack may cost."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from segprox.report.metrics import Measure
+from segprox.report.results import RunResults, Sizes
+
+
+class Curve(NamedTuple):
+    """A step function: `y[i]` from `x[i]`, inclusive, up to the next; `x[0]` is 0."""
+
+    x: Sizes
+    y: Sizes
+
+    def at(self, x: float) -> float:
+        """Its value at `x >= 0`."""
+        return float(self.y[np.searchsorted(self.x, x, side="right") - 1])
+
+
+def unbroken_curve(result: RunResults) -> Curve:
+    """The share of images that are not broken with a norm of at most x, exact at every x."""
+    norms = np.sort(result.norms[result.success])
+    x = np.unique(np.append(0.0, norms))
+    if not result.records:
+        return Curve(x, np.full(len(x), np.nan))
+    return Curve(x, 1 - np.searchsorted(norms, x, side="right") / len(result.records))
+
+
+def measure_curve(result: RunResults, measure: Measure) -> Curve:
+    """What is left of a model's quality if perturbations may be as large as epsilon, exact at every epsilon.
+
+    An attacker has every perturbation that was found and is no larger, whether or not it counts as a success; all other
+    images stay as they were.
+
+    Args:
+        result: the run.
+        measure: `pixel_accuracy`, `mean_iou`, or any other function of pooled counts.
+    """
+    if not result.records:
+        return Curve(np.zeros(1), np.full(1, np.nan))
+    clean, attacked = np.stack(result.counts(clean=True)), np.stack(result.counts())  # [3, images, classes]
+    order = np.argsort(result.sizes, kind="stable")
+    sizes = result.sizes[order]
+    start = clean.sum(1, keepdims=True)
+    states = np.concatenate([start, start + np.cumsum((attacked - clean)[:, order], axis=1)], axis=1)  # after 0, 1, ...
+    x = np.unique(np.append(0.0, sizes))
+    after = np.searchsorted(sizes, x, side="right")
+    return Curve(x, np.array([measure(*states[:, [k]]) for k in after]))
+
+
+def anytime_curve(result: RunResults) -> Curve | None:
+    """The median over images of the norm that the attack has after x queries, up to where its last image ends.
+
+    None if that was not recorded. Images that are not broken yet count as those that never are.
+    """
+    known = [record.trace if record.found.success else () for record in result.records if record.trace is not None]
+    if not known or len(known) < len(result.records):
+        return None
+    end = max(record.forwards + record.backwards for record in result.records)
+    x = np.unique([0, end, *(step.queries for trace in known for step in trace)])
+    norms = np.empty((len(known), len(x)))
+    for own, trace in zip(norms, known):
+        reached = np.searchsorted([step.queries for step in trace], x, side="right")
+        own[:] = np.array([result.unit.failed, *(step.norm for step in trace)])[reached]
+    return Curve(x.astype(np.float64), np.median(norms, axis=0))
