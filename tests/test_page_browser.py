@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from urllib.parse import quote
 
 import pytest
@@ -27,6 +28,11 @@ FLAGS = (
 )
 
 
+def trace(k):
+    """Of an attack that halves a norm every ten queries."""
+    return [(10 * n + k, 0.5**n) for n in range(1, 8)]
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """Two models, two attacks and a target: 128 records, two of them with names that want to be markup."""
@@ -34,7 +40,9 @@ def store(tmp_path_factory):
     names = [*(f"scene {k}" for k in range(28)), *HOSTILE]
     for model, factor in (("plain", 1), ("hardened", 4)):
         for attack, more in (("fmn", 1.0), ("pgd", 1.7)):
-            records = [make_record(n, factor * more * 0.002 * (1 + k), k % 5 > 0) for k, n in enumerate(names)]
+            records = [
+                make_record(n, factor * more * 0.002 * (1 + k), k % 5 > 0, trace=trace(k)) for k, n in enumerate(names)
+            ]
             write_run(folder, records, model=model, attack=attack, previews=True)
     header = HEADER | {"classes": [*HOSTILE, "car"]}
     targeted = [make_record(name, 0.05) for name in names[:8]]
@@ -153,6 +161,18 @@ def test_axes_and_kinds(opened):
     assert ticks[0] != ticks[1] != ticks[2]
     assert ["0" in labels for labels in ticks[:3]] == [True, True, False]
     assert len({d for _, d in seen}) == 5
+
+
+def test_curves_over_queries(opened):
+    opened.execute_script("arguments[0].click()", one(opened, "input[value=anytime]"))
+    assert len(all_of(opened, "#chart path")) == 2
+    assert "forwards + backwards" in one(opened, "#chart").text
+    ends = [path.get_attribute("d") for path in all_of(opened, "#chart path")]
+    assert all("NaN" not in d and d.count("V") > 5 for d in ends)
+    one(opened, "#chart svg").send_keys(*[Keys.ARROW_RIGHT] * 60)
+    assert all(part in one(opened, ".tip").text for part in ("queries", "/255", "fmn"))
+    Select(one(opened, "#curve-group")).select_by_index(2)  # a target, of which nothing of the kind was recorded
+    assert not one(opened, "#chart path").get_attribute("d")
 
 
 def test_groups_and_tooltip(opened):
@@ -324,3 +344,23 @@ def test_print(opened):
     opened.execute_script("dispatchEvent(new Event('afterprint'))")
     assert all_of(opened, "details[open]") == []
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_a_large_page_is_quick(browser, tmp_path):
+    records = [make_record(f"scene {k}", 0.0005 * (1 + k), k % 9 > 0, trace=trace(k)) for k in range(250)]
+    for attack in ("fmn", "pgd"):
+        write_run(tmp_path, records, attack=attack, previews=True)
+    start = time.perf_counter()
+    info = write_page(load_results([tmp_path]), tmp_path / "page.html")
+    build = time.perf_counter() - start
+    load(browser, info.path.as_uri())
+    ready = "return performance.getEntriesByType('navigation')[0].domInteractive"
+    interactive = browser.execute_script(ready) / 1000
+    start = time.perf_counter()
+    one(browser, "#find").send_keys("scene 24")
+    assert one(browser, "#found").text == "22 of 500"
+    filtered = time.perf_counter() - start
+    times = f"built in {build:.1f} s, interactive after {interactive:.2f} s, filtered in {filtered:.2f} s"
+    print(f"500 records: {info.bytes / 1e6:.1f} MB, {times}")  # pytest -s shows it
+    assert build < 60
+    assert interactive < 10

@@ -158,13 +158,17 @@ def draw_anytime(groups: Sequence[Group]) -> Figure | None:
     found = [curve for some in curves for curve in some.values()]
     axis = NormAxis.fitting(unit, [y for curve in found for y in curve.y])
     left = min((curve.x[0] for curve in found if curve.x[0] > START), default=START) / 1.3
-    right = max(curve.x[-1] for curve in found) * 1.3
+    right, lowest = max(curve.x[-1] for curve in found) * 1.3, min(curve.y.min() for curve in found)
     corners = [{label: _steps(curve, float(curve.x[-1])) for label, curve in some.items()} for some in curves]
     for group, axes, some in zip(groups, panels, corners):
         title(axes, group)
         axis.apply(axes, "y")
         query_axis(axes, left, right)
-        axes.set(xlabel="forwards + backwards per image", ylabel=f"median {unit.name}", ylim=(0, axis.end * 1.05))
+        axes.set(
+            xlabel="forwards + backwards per image",
+            ylabel=f"median {unit.name}",
+            ylim=(axis.below(lowest), axis.end * 1.05),
+        )
         _plot(axes, some, styles, clip=True)
     tidy(panels)
     figure.draw_without_rendering()
@@ -206,12 +210,12 @@ def draw_queries(groups: Sequence[Group]) -> Figure | None:
         return None
     styles, (figure, panels), unit = styles_of(groups), make_panels(groups), groups[0].unit
     axis = NormAxis.fitting(unit, [size for point in found for size in (point.low, point.norm, point.high)])
-    start = max(tick for tick in axis.ticks if tick <= min(point.low for point in found) / 1.5)
+    start = axis.below(min(point.low for point in found))
     for group, axes, some in zip(groups, panels, points):
         title(axes, group)
         axis.apply(axes, "y")
         axes.set(xlabel="forwards + backwards per image", ylabel=unit.name, ylim=(start, axis.end * 1.3))  # room above
-        query_axis(axes, min(point.queries for point in found) / 1.8, max(point.queries for point in found) * 1.8)
+        query_axis(axes, min(point.queries for point in found) / 2.1, max(point.queries for point in found) * 2.1)
         for label, point in some.items():
             look = styles[label]
             spread = [point.low, min(point.high, axis.end * 1.3)]

@@ -172,6 +172,10 @@ class NormAxis:
         """Where it ends."""
         return self.ticks[-1]
 
+    def below(self, size: float) -> float:
+        """A tick with some room up to this size."""
+        return max(tick for tick in self.ticks if tick <= size / 1.5)
+
     def apply(self, axes: Axes, which: Literal["x", "y"]) -> None:
         """Draw it, with a faint line where the scale changes."""
         scale, limits, axis, line = (

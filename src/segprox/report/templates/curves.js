@@ -38,10 +38,10 @@ function points(run, kind) {
   return [[0, 1], ...sizes.map((x, i) => [x, 1 - (i + 1) / total])];
 }
 
-/** Before half of the images are broken there is nothing to see; without a query nothing is known. */
+/** Before half of the images are broken there is nothing to see; an attack that never gets there has a line at the top. */
 function afterHalf(stairs, norm) {
   const first = stairs.findIndex(([, y]) => norm !== "linf" || y < 255);
-  return stairs.slice(Math.max(1, first));
+  return first >= 0 || !stairs.length ? stairs.slice(Math.max(0, first)) : [[1, 255], stairs[stairs.length - 1]];
 }
 
 function valueAt(stairs, x) {
@@ -91,7 +91,8 @@ function sizeTicks(steps, most, least, norm) {
 }
 
 function queryAxis(values) {
-  const [least, most] = [Math.max(1, Math.min(...values, 10) / 1.2), Math.max(...values, 20) * 1.05];
+  const later = values.filter((x) => x > 1); // where lines at the top begin
+  const [least, most] = [(later.length ? Math.min(...later) : 1) / 1.2, Math.max(...values, 2) * 1.05];
   const axis = makeAxis("log", ROUND.filter((x) => x >= least && x <= most), most, least);
   return { ...axis, title: "forwards + backwards per image", text: String, value: (x) => `${Math.round(x)} queries` };
 }
