@@ -290,6 +290,7 @@ def _engine(means: Means, show: Callback | None) -> Engine:
 def _follow(evaluation: Evaluation, means: Means) -> None:
     """Do it, and tell how far it is: a bar for everything, one for the run of the last image."""
     statuses = evaluation.status()
+    units = [Unit(norm) for norm in {status.run.attack.make().norm for status in statuses}]
     total, done = sum(status.total for status in statuses), sum(len(status.records) for status in statuses)
     if done and means.log is Log.BAR:
         out.print(f"{done} of {total} images are done already.", highlight=False)
@@ -298,8 +299,9 @@ def _follow(evaluation: Evaluation, means: Means) -> None:
         current = bar.add_task("", total=None)
 
         def show(iteration: Iteration) -> None:
-            norm, apsr = iteration.norm.min().item() * 255, iteration.apsr.max().item()
-            bar.update(current, description=f"step {iteration.iteration}: {norm:.2f}/255, {apsr:.1%}")
+            norm, apsr = iteration.norm.min().item(), iteration.apsr.max().item()
+            size = units[0].text(norm) if len(units) == 1 else f"norm {norm:.3g}"
+            bar.update(current, description=f"step {iteration.iteration}: {size}, {apsr:.1%}")
 
         for event in evaluation.go(_engine(means, show if means.log is Log.BAR else None)):
             status = event.status
