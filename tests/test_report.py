@@ -590,6 +590,11 @@ def test_anytime_figure(tmp_path):
     assert {line[0, 0] for line in lines} == {1, 5}
 
 
+def test_attacks_that_asked_nothing_can_be_drawn(tmp_path):
+    make_store(tmp_path, make_run(), [make_record("void", 0.0, False, trace=[], forwards=0, backwards=0)])
+    assert "anytime" in draw_figures(group_runs(load_results([tmp_path])))
+
+
 def test_every_norm_has_its_own_tables_and_figures(segprox, tmp_path):
     records = traced([0.01, 0.02, None])
     make_store(tmp_path / "in", make_run("fmn"), records)

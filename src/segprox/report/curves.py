@@ -58,7 +58,7 @@ def anytime_curve(result: RunResults) -> Curve | None:
     known = [record.trace if record.found.success else () for record in result.records if record.trace is not None]
     if not known or len(known) < len(result.records):
         return None
-    end = max(record.forwards + record.backwards for record in result.records)
+    end = max(1, *(record.forwards + record.backwards for record in result.records))
     x = np.unique([0, end, *(step.queries for trace in known for step in trace)])
     norms = np.empty((len(known), len(x)))
     for own, trace in zip(norms, known):

@@ -1,7 +1,7 @@
 """How sizes of perturbations are counted and written, for each norm."""
 
 from dataclasses import dataclass
-from math import inf, isinf
+from math import inf
 from typing import Any, get_args
 
 from segprox.errors import SegproxError
@@ -69,8 +69,6 @@ class Unit:
             ('3.3', '0.26', '1234')
         """
         value = size * self.factor
-        if isinf(value):
-            return "∞"
         return f"{value:.{0 if value >= 100 else 1 if value >= 1 else 2}f}"
 
     def text(self, size: float) -> str:
