@@ -181,9 +181,11 @@ def _rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _cell(column: Column, summary: Summary, rivals: Sequence[Summary], unit: Unit) -> dict[str, Any]:
     value = float(getattr(summary, column.key))
-    values = [column.best * float(getattr(rival, column.key)) for rival in rivals]
-    best = bool(column.best) and len(values) > 1 and column.best * value == max(values) and min(values) < max(values)
-    return {"value": None if math.isnan(value) else value, "text": _text(column.key, summary, unit), "best": best}
+    text = _text(column.key, summary, unit)
+    ranked = sorted(rivals, key=lambda rival: -column.best * float(getattr(rival, column.key)))
+    texts = [_text(column.key, rival, unit) for rival in ranked] if column.best else []
+    best = len(set(texts)) > 1 and text == texts[0]  # numbers that look equal are equally good
+    return {"value": None if math.isnan(value) else value, "text": text, "best": best}
 
 
 def _text(key: str, summary: Summary, unit: Unit) -> str:
