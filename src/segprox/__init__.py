@@ -6,7 +6,7 @@
 """
 
 from segprox.api import attack
-from segprox.attacks import AlmaProx, Attack, Progress, make_attack
+from segprox.attacks import AlmaProx, Attack, Palma, Progress, make_attack
 from segprox.data import Sample, load_dataset
 from segprox.errors import SegproxError
 from segprox.models import Segmenter, load_model
@@ -20,6 +20,7 @@ __all__ = [
     "AlmaProx",
     "Attack",
     "Attacked",
+    "Palma",
     "Problem",
     "Progress",
     "Sample",

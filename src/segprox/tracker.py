@@ -243,8 +243,8 @@ class Tracker:
         return here if self._whole is None else here | self._whole._matters(norm, apsr)
 
     def _improves(self, norm: Tensor, apsr: Tensor) -> Tensor:
-        """Which successes at this norm and APSR would be the best so far."""
-        return ~self.success | (norm < self.best_norm if self.goal == "smallest" else apsr > self.best_apsr)
+        """Which successes at this norm and APSR would be the best so far; of equally small ones, the last."""
+        return ~self.success | (norm <= self.best_norm if self.goal == "smallest" else apsr > self.best_apsr)
 
     def _remember(self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor) -> None:
         if self.goal == "smallest":

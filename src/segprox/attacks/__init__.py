@@ -9,6 +9,7 @@ from segprox.attacks.bisection import Bisection
 from segprox.attacks.dag import Dag
 from segprox.attacks.ddn import Ddn
 from segprox.attacks.fmn import Fmn
+from segprox.attacks.palma import Palma
 from segprox.attacks.pdgd import Pdgd
 from segprox.attacks.pdpgd import Pdpgd
 from segprox.attacks.pgd import Pgd
@@ -30,6 +31,7 @@ __all__ = [
     "Dag",
     "Ddn",
     "Fmn",
+    "Palma",
     "Pdgd",
     "Pdpgd",
     "Pgd",

@@ -15,6 +15,7 @@ from segprox.attacks.bisection import Bisection
 from segprox.attacks.dag import Dag
 from segprox.attacks.ddn import Ddn
 from segprox.attacks.fmn import Fmn
+from segprox.attacks.palma import Palma
 from segprox.attacks.pdgd import Pdgd
 from segprox.attacks.pdpgd import Pdpgd
 from segprox.attacks.pgd import Pgd
@@ -61,6 +62,8 @@ PGD_10 = {"steps": 10, "step_size": 0.125, "restarts": 4}
 PER_PIXEL = {"steps": 20, "step_size": 0.32, "random_start": True}  # a step of 0.01 at epsilon = 8/255
 
 ATTACKS: dict[str, Named] = {
+    "palma": Named("augmented Lagrangian in a ball that fits itself: the smallest norms", Palma),
+    "palma-8bit": Named("the same among valid 8-bit images", Palma, {"bits": 8}),
     "alma-prox": Named("augmented Lagrangian with a proximal step: the paper's attack", AlmaProx),
     "alma": Named("augmented Lagrangian, norm in the loss", Alma),
     "asma": Named("adaptive steps towards a target mask", Asma),
