@@ -9,8 +9,10 @@ from torch.nn import functional
 
 import segprox
 from segprox import Segmenter
-from segprox.models import held_bytes, lean, make_lean
-from segprox.models.lean import LeanOperations, pack_bits, select
+from segprox.models import held_bytes, make_lean
+from segprox.models.lean import OPERATIONS, LeanOperations, masks
+from segprox.models.lean.make import _gradient
+from segprox.models.lean.masks import pack_bits, select
 
 
 @given(st.lists(st.booleans(), max_size=70), st.sampled_from([0.0, 0.1]))
@@ -23,7 +25,7 @@ def test_packed_masks_select(mask, otherwise):
 
 
 def test_selection_in_chunks(monkeypatch):
-    monkeypatch.setattr(lean, "_CHUNK", 3)
+    monkeypatch.setattr(masks, "_CHUNK", 3)
     mask, values = torch.rand(5, 41) > 0.5, torch.randn(5, 41)
     assert torch.equal(select(values, pack_bits(mask)), values * mask)
     turned = values.t()  # not contiguous
@@ -209,20 +211,20 @@ def test_blocks_are_computed_again():
     network = nn.Sequential(nn.Sequential(*[Block() for _ in range(4)]), nn.Conv2d(3, 4, 1))
     plain, model = Segmenter(network), Segmenter(network)
     images = torch.rand(1, 3, 32, 32)
-    before, expected = held_bytes(plain, images), lean._gradient(plain, images, plain.operations)
+    before, expected = held_bytes(plain, images), _gradient(plain, images, plain.operations)
     make_lean(model)
     middle = held_bytes(model, images)
     again = make_lean(model, again=True)
     assert again.blocks == 4
     assert held_bytes(model, images) < middle <= before
-    torch.testing.assert_close(lean._gradient(model, images, model.operations), expected)
+    torch.testing.assert_close(_gradient(model, images, model.operations), expected)
 
 
 def test_an_operation_that_is_wrong_is_found_and_left_plain(monkeypatch):
     def wrong(input, inplace=False):
         return input * 0.9 if input.requires_grad else NotImplemented
 
-    monkeypatch.setitem(lean.OPERATIONS, "relu", (wrong, (functional.relu, torch.relu)))
+    monkeypatch.setitem(OPERATIONS, "relu", (wrong, (functional.relu, torch.relu)))
     model = segprox.load_model("demo-standard")
     found = make_lean(model)
     assert found.plain == ("relu",)
@@ -231,7 +233,7 @@ def test_an_operation_that_is_wrong_is_found_and_left_plain(monkeypatch):
     def broken(*_, **__):
         raise TypeError("no")
 
-    monkeypatch.setitem(lean.OPERATIONS, "batch norm", (broken, (functional.batch_norm,)))
+    monkeypatch.setitem(OPERATIONS, "batch norm", (broken, (functional.batch_norm,)))
     assert set(make_lean(model).plain) == {"relu", "batch norm"}
 
 
@@ -239,10 +241,8 @@ def test_lower_precision():
     images = torch.rand(1, 3, 64, 96)
     model = segprox.load_model("demo-standard?precision=bfloat16&lean=true")
     assert model.autocast is torch.bfloat16
-    gradient = lean._gradient(model, images, model.operations)
-    expected = lean._gradient(
-        segprox.load_model("demo-standard?precision=bfloat16"), images, LeanOperations(lean.OPERATIONS)
-    )
+    gradient = _gradient(model, images, model.operations)
+    expected = _gradient(segprox.load_model("demo-standard?precision=bfloat16"), images, LeanOperations(OPERATIONS))
     cosine = functional.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0)
     assert cosine > 0.98
 
@@ -272,7 +272,7 @@ def test_a_network_that_cannot_be_checked_stays_plain():
 
     model, images = Segmenter(Picky()), torch.rand(1, 3, 40, 40)
     before = held_bytes(model, images)
-    assert set(make_lean(model).plain) == set(lean.OPERATIONS)
+    assert set(make_lean(model).plain) == set(OPERATIONS)
     assert held_bytes(model, images) == before
     assert make_lean(model, size=(40, 40)).plain == ()
     assert held_bytes(model, images) < before / 10
