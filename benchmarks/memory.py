@@ -30,12 +30,14 @@ import segprox
 from segprox import Segmenter, load_model
 from segprox.losses import dlr_plus
 from segprox.models import held_bytes, make_lean
+from segprox.models.lean.heap import LARGE, return_what_is_freed
 
 MIB = 2**20
 SIZES = [(256, 512), (512, 1024), (1024, 2048)]
 R50, R101 = "mmseg:deeplabv3plus-r50-voc", "mmseg:deeplabv3plus-r101-voc"
 W48 = "mmseg:fcn-hrnetv2-w48-cityscapes"
 CHOSEN = (R50, R101, W48, "mmseg:segformer-mit-b0-cityscapes", "mmseg:segformer-mit-b3-cityscapes")
+GLIBC_OWN = 1 << 25  # up to which glibc learns to keep freed memory
 KINDS = ("plain", "lean", "again")
 PEAKS = [
     ("network", R50, (256, 512), ("forward", "plain", "lean")),
@@ -79,6 +81,7 @@ def time_ratios(name: str, repeats: int = 5) -> list[float]:
     images = torch.rand(1, 3, 256, 512)
     for repeat in range(repeats + 1):
         for kind, model in models.items():
+            return_what_is_freed(GLIBC_OWN if kind == "plain" else LARGE)
             start = time.perf_counter()
             gradient(model, images)
             if repeat:  # the first warms up
