@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--only TEXT] [--peaks | --others]
 
-The paper's models with random weights: held for the backward at three sizes (the largest on the meta device, where
+The paper's models with random weights: held for the backward at three sizes (the larger ones on the meta device, where
 nothing is computed), plain, lean, and lean with blocks computed again; the error of the lean gradient; the time of a
 forward and backward over plain, in turns. With --peaks instead the peaks of whole processes, each over what it has with
 the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
@@ -74,7 +74,7 @@ def errors(name: str, dtype: torch.dtype) -> Iterator[float]:
         yield ((found - plain).abs().max() / plain.abs().max()).item()
 
 
-def time_ratios(name: str, repeats: int = 5) -> list[float]:
+def time_ratios(name: str, repeats: int = 3) -> list[float]:
     """Forward and backward at 512 x 256, lean and again over plain: medians of runs in turns."""
     models = {kind: loaded(name, kind) for kind in KINDS}
     times: dict[str, list[float]] = {kind: [] for kind in models}
@@ -92,7 +92,7 @@ def time_ratios(name: str, repeats: int = 5) -> list[float]:
 def held_rows(name: str, sizes: list[tuple[int, int]]) -> Iterator[list[str]]:
     models = [loaded(name, kind) for kind in KINDS]
     for height, width in sizes:
-        device = "meta" if height == 1024 else "cpu"
+        device = "cpu" if height == 256 else "meta"
         images = torch.rand(1, 3, height, width, device=device)
         plain, lean, again = (held_bytes(model.to(device), images) / MIB for model in models)
         ratios = [f"1/{plain / value:.1f}" for value in (lean, again)]
