@@ -4,14 +4,12 @@
 
 The paper's models with random weights: held for the backward at three sizes (the larger ones on the meta device, where
 nothing is computed), plain, lean, and lean with blocks computed again; the error of the lean gradient; the time of a
-forward and backward over plain, in turns. With --peaks instead the peaks of whole processes, each over what it has with
+forward and backward over plain. With --peaks instead the peaks of whole processes, each over what it has with
 the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
 """
 
 import argparse
-import contextlib
 import ctypes
-import io
 import subprocess
 import sys
 import tempfile
@@ -29,7 +27,7 @@ from torch import Tensor
 import segprox
 from segprox import Segmenter, load_model
 from segprox.losses import dlr_plus
-from segprox.models import held_bytes, make_lean
+from segprox.models import Leanness, held_bytes, make_lean
 from segprox.models.lean.heap import LARGE, return_what_is_freed
 
 MIB = 2**20
@@ -38,7 +36,6 @@ R50, R101 = "mmseg:deeplabv3plus-r50-voc", "mmseg:deeplabv3plus-r101-voc"
 W48 = "mmseg:fcn-hrnetv2-w48-cityscapes"
 CHOSEN = (R50, R101, W48, "mmseg:segformer-mit-b0-cityscapes", "mmseg:segformer-mit-b3-cityscapes")
 GLIBC_OWN = 1 << 25  # up to which glibc learns to keep freed memory
-KINDS = ("plain", "lean", "again")
 PEAKS = [
     ("network", R50, (256, 512), ("forward", "plain", "lean")),
     ("network", W48, (512, 1024), ("forward", "plain", "lean")),
@@ -58,6 +55,13 @@ def loaded(name: str, kind: str = "plain") -> Segmenter:
     return model
 
 
+def three(name: str) -> tuple[dict[str, Segmenter], Leanness]:
+    """A model plain, lean, and with blocks computed again: the lean one itself where that pays for none."""
+    models = {"plain": loaded(name), "lean": loaded(name, "lean"), "again": loaded(name)}
+    found = make_lean(models["again"], again=True)
+    return (models if found.blocks else {**models, "again": models["lean"]}), found
+
+
 def gradient(model: Segmenter, images: Tensor) -> Tensor:
     images = images.detach().requires_grad_()
     logits = model.logits(images)
@@ -65,38 +69,36 @@ def gradient(model: Segmenter, images: Tensor) -> Tensor:
     return torch.autograd.grad(logits, images, weights)[0]
 
 
-def errors(name: str, dtype: torch.dtype) -> Iterator[float]:
+def errors(models: dict[str, Segmenter], dtype: torch.dtype) -> list[str]:
     """Of the lean gradient at 256 x 128 and of that with blocks again, relative to the largest entry of the plain."""
     images = torch.rand(1, 3, 128, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
-    plain = gradient(loaded(name).to(dtype), images)
-    for kind in KINDS[1:]:
-        found = gradient(loaded(name, kind).to(dtype), images)
-        yield ((found - plain).abs().max() / plain.abs().max()).item()
+    found = {model: gradient(model.to(dtype), images) for model in models.values()}
+    plain, *others = (found[model] for model in models.values())
+    return [f"{((other - plain).abs().max() / plain.abs().max()).item():.1e}" for other in others]
 
 
-def time_ratios(name: str, repeats: int = 3) -> list[float]:
-    """Forward and backward at 512 x 256, lean and again over plain: medians of runs in turns."""
-    models = {kind: loaded(name, kind) for kind in KINDS}
-    times: dict[str, list[float]] = {kind: [] for kind in models}
+def time_ratios(models: dict[str, Segmenter], repeats: int = 3) -> list[str]:
+    """Seconds of the CPU for forward and backward at 512 x 256, over plain: medians of runs in turns."""
+    times: dict[Segmenter, list[float]] = {model: [] for model in models.values()}
     images = torch.rand(1, 3, 256, 512)
     for repeat in range(repeats + 1):
-        for kind, model in models.items():
-            return_what_is_freed(GLIBC_OWN if kind == "plain" else LARGE)
-            start = time.perf_counter()
+        for model, seconds in times.items():
+            return_what_is_freed(GLIBC_OWN if model is models["plain"] else LARGE)
+            start = time.process_time()
             gradient(model, images)
             if repeat:  # the first warms up
-                times[kind].append(time.perf_counter() - start)
-    return [median(times[kind]) / median(times["plain"]) for kind in KINDS[1:]]
+                seconds.append(time.process_time() - start)
+    plain, *others = (median(times[model]) for model in models.values())
+    return [f"{other / plain:.2f}" for other in others]
 
 
-def held_rows(name: str, sizes: list[tuple[int, int]]) -> Iterator[list[str]]:
-    models = [loaded(name, kind) for kind in KINDS]
-    for height, width in sizes:
-        device = "cpu" if height == 256 else "meta"
-        images = torch.rand(1, 3, height, width, device=device)
-        plain, lean, again = (held_bytes(model.to(device), images) / MIB for model in models)
-        ratios = [f"1/{plain / value:.1f}" for value in (lean, again)]
-        yield [f"{width}x{height}", f"{plain:.1f}", f"{lean:.2f}", ratios[0], f"{again:.2f}", ratios[1]]
+def held(models: dict[str, Segmenter], height: int, width: int) -> list[str]:
+    """At the smallest size computed, at others on the meta device, where the models then stay."""
+    device = "cpu" if (height, width) == SIZES[0] else "meta"
+    images = torch.rand(1, 3, height, width, device=device)
+    found = {model: held_bytes(model.to(device), images) / MIB for model in models.values()}
+    plain, lean, again = (found[model] for model in models.values())
+    return [f"{plain:.1f}", f"{lean:.2f}", f"1/{plain / lean:.1f}", f"{again:.2f}", f"1/{plain / again:.1f}"]
 
 
 def status(key: str) -> float:
@@ -157,29 +159,36 @@ def other_models(folder: Path) -> Iterator[tuple[str, str]]:
 def print_others(console: Console, only: str) -> None:
     headings = ("model", "error", "left plain", "blocks", "plain MiB", "lean", "share", "again", "share")
     table = Table(*headings, title="self-check in float64, and held for the backward at 512x256")
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder:
         for name, full in other_models(Path(folder)):
             if only in name:
-                found = make_lean(loaded(full), again=True)
-                ((_, *cells),) = held_rows(full, SIZES[:1])
-                table.add_row(name, f"{found.error:.1e}", ", ".join(found.plain), str(found.blocks), *cells)
+                models, found = three(full)
+                left = ", ".join(found.plain)
+                table.add_row(name, f"{found.error:.1e}", left, str(found.blocks), *held(models, *SIZES[0]))
+                print(name, "done", file=sys.stderr)
     console.print(table)
 
 
 def print_paper(console: Console, only: str) -> None:
-    held = Table("model", "size", "plain MiB", "lean", "share", "again", "share", title="held for the backward")
+    holds = Table("model", "size", "plain MiB", "lean", "share", "again", "share", title="held for the backward")
     other = Table(
         "model", "float64: lean", "again", "float32: lean", "again", "time: lean", "again",
         title="error of the gradient at 256x128, and time over plain at 512x256",
     )  # fmt: skip
     for name in CHOSEN:
         if only in name:
-            for row in held_rows(name, SIZES):
-                held.add_row(name, *row)
-            found = [f"{error:.1e}" for dtype in (torch.float64, torch.float32) for error in errors(name, dtype)]
-            other.add_row(name, *found, *(f"{ratio:.2f}" for ratio in time_ratios(name)))
+            models, _ = three(name)
+            times, single = time_ratios(models), errors(models, torch.float32)
+            rows = [held(models, *SIZES[0])]
+            double = errors(models, torch.float64)
+            for model in models.values():
+                model.float()
+            rows += [held(models, *size) for size in SIZES[1:]]
+            for (height, width), row in zip(SIZES, rows):
+                holds.add_row(name, f"{width}x{height}", *row)
+            other.add_row(name, *double, *single, *times)
             print(name, "done", file=sys.stderr)
-    console.print(held)
+    console.print(holds)
     console.print(other)
 
 
