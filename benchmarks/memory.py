@@ -22,7 +22,7 @@ from statistics import median
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 import segprox
 from segprox import Segmenter, load_model
@@ -50,9 +50,20 @@ TIMM_ENCODERS = ("resnet50", "efficientnet_b0", "mobilenetv3_large_100")
 def loaded(name: str, kind: str = "plain") -> Segmenter:
     torch.manual_seed(0)
     model = load_model(name, **({"checkpoint": "random"} if name.startswith("mmseg:") else {}))
+    shake(model)
     if kind != "plain":
         make_lean(model, again=kind == "again")
     return model
+
+
+def shake(model: nn.Module) -> None:
+    """Give batch norms statistics and weights: untrained ones are nearly the identity, and would hide an error."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_(0, 0.1)
 
 
 def three(name: str) -> tuple[dict[str, Segmenter], Leanness]:

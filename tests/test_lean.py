@@ -187,6 +187,8 @@ def test_batch_norm(affine):
     network = nn.BatchNorm2d(4, affine=affine)
     network.running_mean.normal_()
     network.running_var.uniform_(0.5, 2)
+    for value in network.parameters():  # as made, they change nothing
+        nn.init.normal_(value)
     assert_same_and_smaller(network, IMAGES, 0.05)
 
 
@@ -194,6 +196,8 @@ def test_instance_norm_with_the_statistics_of_training():
     network = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
     network.running_mean.normal_()
     network.running_var.uniform_(0.5, 2)
+    for value in network.parameters():  # as made, they change nothing
+        nn.init.normal_(value)
     assert_same_and_smaller(network, IMAGES, 0.05)
 
 
