@@ -1,38 +1,76 @@
 """What an attack's gradient takes: bytes held for the backward, process peaks, time, and whether it is exact.
 
-    python benchmarks/memory.py [--only TEXT] [--peaks]
+    python benchmarks/memory.py [--only TEXT] [--peaks | --others]
 
-The paper's models with random weights: held for the backward at three sizes (the largest on the meta device, where
+The paper's models with random weights: held for the backward at three sizes (the larger ones on the meta device, where
 nothing is computed), plain, lean, and lean with blocks computed again; the error of the lean gradient; the time of a
-forward and backward, lean over plain, in turns. With --peaks also the peak of the process over what it has with the
-weights loaded, each in a process of its own.
+forward and backward over plain. With --peaks instead the peaks of whole processes, each over what it has with
+the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
 """
 
 import argparse
-import resource
+import ctypes
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
+import segprox
 from segprox import Segmenter, load_model
-from segprox.models import PAPER_MODELS, held_bytes, make_lean
+from segprox.losses import dlr_plus
+from segprox.models import Leanness, held_bytes, make_lean
+from segprox.models.lean.heap import LARGE, return_what_is_freed
 
+MIB = 2**20
 SIZES = [(256, 512), (512, 1024), (1024, 2048)]
-CHOSEN = ("r50-voc", "r101-voc", "w48-cityscapes", "b0-", "b3-")
+R50, R101 = "mmseg:deeplabv3plus-r50-voc", "mmseg:deeplabv3plus-r101-voc"
+W48 = "mmseg:fcn-hrnetv2-w48-cityscapes"
+CHOSEN = (R50, R101, W48, "mmseg:segformer-mit-b0-cityscapes", "mmseg:segformer-mit-b3-cityscapes")
+GLIBC_OWN = 1 << 25  # up to which glibc learns to keep freed memory
+PEAKS = [
+    ("network", R50, (256, 512), ("forward", "plain", "lean")),
+    ("network", W48, (512, 1024), ("forward", "plain", "lean")),
+    ("network", W48, (1024, 2048), ("forward", "lean")),
+    ("network", R101, (1024, 2048), ("forward", "lean")),
+    ("attack", R50, (512, 1024), ("plain", "lean")),
+    ("loss", "19 classes", (1024, 2048), ("lean",)),
+]
+TIMM_ENCODERS = ("resnet50", "efficientnet_b0", "mobilenetv3_large_100")
 
 
 def loaded(name: str, kind: str = "plain") -> Segmenter:
-    model = load_model(name, checkpoint="random")
+    torch.manual_seed(0)
+    model = load_model(name, **({"checkpoint": "random"} if name.startswith("mmseg:") else {}))
+    shake(model)
     if kind != "plain":
         make_lean(model, again=kind == "again")
     return model
+
+
+def shake(model: nn.Module) -> None:
+    """Give batch norms statistics and weights: untrained ones are nearly the identity, and would hide an error."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_(0, 0.1)
+
+
+def three(name: str) -> tuple[dict[str, Segmenter], Leanness]:
+    """A model plain, lean, and with blocks computed again: the lean one itself where that pays for none."""
+    models = {"plain": loaded(name), "lean": loaded(name, "lean"), "again": loaded(name)}
+    found = make_lean(models["again"], again=True)
+    return (models if found.blocks else {**models, "again": models["lean"]}), found
 
 
 def gradient(model: Segmenter, images: Tensor) -> Tensor:
@@ -42,101 +80,152 @@ def gradient(model: Segmenter, images: Tensor) -> Tensor:
     return torch.autograd.grad(logits, images, weights)[0]
 
 
-def error(name: str, dtype: torch.dtype) -> float:
-    """The largest error of the lean gradient at 256 x 128, relative to the largest entry of the plain one."""
-    torch.manual_seed(0)
-    model = load_model(name, checkpoint="random").to(dtype)
-    images = torch.rand(1, 3, 128, 256, dtype=dtype)
-    plain = gradient(model, images)
-    make_lean(model)
-    return ((gradient(model, images) - plain).abs().max() / plain.abs().max()).item()
+def errors(models: dict[str, Segmenter], dtype: torch.dtype) -> list[str]:
+    """Of the lean gradient at 256 x 128 and of that with blocks again, relative to the largest entry of the plain."""
+    images = torch.rand(1, 3, 128, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = {model: gradient(model.to(dtype), images) for model in models.values()}
+    plain, *others = (found[model] for model in models.values())
+    return [f"{((other - plain).abs().max() / plain.abs().max()).item():.1e}" for other in others]
 
 
-def time_ratios(name: str, repeats: int = 3) -> tuple[float, float]:
-    """Forward and backward at 512 x 256, lean and again over plain: medians of runs in turns."""
-    models = {kind: loaded(name, kind) for kind in ("plain", "lean", "again")}
-    times: dict[str, list[float]] = {kind: [] for kind in models}
+def time_ratios(models: dict[str, Segmenter], repeats: int = 3) -> list[str]:
+    """Seconds of the CPU for forward and backward at 512 x 256, over plain: medians of runs in turns."""
+    times: dict[Segmenter, list[float]] = {model: [] for model in models.values()}
     images = torch.rand(1, 3, 256, 512)
     for repeat in range(repeats + 1):
-        for kind, model in models.items():
-            start = time.perf_counter()
+        for model, seconds in times.items():
+            return_what_is_freed(GLIBC_OWN if model is models["plain"] else LARGE)
+            start = time.process_time()
             gradient(model, images)
             if repeat:  # the first warms up
-                times[kind].append(time.perf_counter() - start)
-    return tuple(median(times[kind]) / median(times["plain"]) for kind in ("lean", "again"))
+                seconds.append(time.process_time() - start)
+    plain, *others = (median(times[model]) for model in models.values())
+    return [f"{other / plain:.2f}" for other in others]
 
 
-def peak(name: str, kind: str, size: tuple[int, int]) -> None:
-    """In a process of its own: print the peak in MiB over what there was before, of a forward and backward."""
+def held(models: dict[str, Segmenter], height: int, width: int) -> list[str]:
+    """At the smallest size computed, at others on the meta device, where the models then stay."""
+    device = "cpu" if (height, width) == SIZES[0] else "meta"
+    images = torch.rand(1, 3, height, width, device=device)
+    found = {model: held_bytes(model.to(device), images) / MIB for model in models.values()}
+    plain, lean, again = (found[model] for model in models.values())
+    return [f"{plain:.1f}", f"{lean:.2f}", f"1/{plain / lean:.1f}", f"{again:.2f}", f"1/{plain / again:.1f}"]
+
+
+def status(key: str) -> float:
+    """MiB that the process has (`VmRSS`) or had at its peak (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def peak(what: str, name: str, kind: str, size: tuple[int, int]) -> None:
+    """In a process of its own: print its peak in MiB over what there was before."""
     torch.set_num_threads(1)
-    model = loaded(name, "plain" if kind == "forward" else kind)
     images = torch.rand(1, 3, *size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    current = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024  # noqa: SIM115, PTH123
-    if kind == "forward":
+    if what == "loss":
+        logits, labels = torch.randn(1, 19, *size), torch.zeros(1, *size, dtype=torch.long)
+    else:
+        model = loaded(name, "lean" if kind == "forward" else kind)
+    ctypes.CDLL(None).malloc_trim(0)  # what loading left behind is no part of it
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = status("VmRSS")
+    if what == "loss":
+        loss = dlr_plus(logits, labels)
+        loss.pullback(torch.ones_like(loss.values))
+    elif what == "attack":
+        segprox.attack(model, images, torch.zeros(1, *size, dtype=torch.long), steps=10, step_size=1e-3)
+    elif kind == "forward":
         with torch.no_grad():
             model.logits(images)
     else:
-        point = images.requires_grad_()
-        logits = model.logits(point)
-        torch.autograd.grad(logits, point, torch.ones_like(logits))
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print((after - current) // 1024 if after > before else -1)
+        gradient(model, images)
+    print(f"{status('VmHWM') - before:.0f}")
 
 
-def peaks(name: str, size: tuple[int, int], kinds: tuple[str, ...]) -> list[str]:
-    found = []
-    for kind in kinds:
-        command = [sys.executable, __file__, "--peak", name, kind, str(size[0]), str(size[1])]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        found.append(output[-1])
-    return found
+def peak_rows() -> Iterator[list[str]]:
+    script = sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0]) + 1]  # with whatever runs it
+    for what, name, (height, width), kinds in PEAKS:
+        found = dict.fromkeys(("forward", "plain", "lean"), "")
+        for kind in kinds:
+            command = [sys.executable, *script, "--peak", what, name, kind, str(height), str(width)]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            found[kind] = output[-1]
+        yield [what, name, f"{width}x{height}", *found.values()]
+
+
+def other_models(folder: Path) -> Iterator[tuple[str, str]]:
+    import transformers
+
+    config = transformers.SegformerConfig(
+        num_labels=150, depths=[3, 4, 18, 3], hidden_sizes=[64, 128, 320, 512], decoder_hidden_size=768
+    )
+    transformers.SegformerForSemanticSegmentation(config).save_pretrained(folder)
+    yield "hf: SegFormer-B3", f"hf:{folder}"
+    names = [f"smp:{kind}/tu-{encoder}" for kind in ("UnetPlusPlus", "DeepLabV3Plus") for encoder in TIMM_ENCODERS]
+    yield from ((name, f"{name}?checkpoint=random&classes=19") for name in names)
+    yield "torchvision:deeplabv3_resnet50", "torchvision:deeplabv3_resnet50?checkpoint=random"
+    yield from ((name, name) for name in ("demo-standard", "demo-robust"))
+
+
+def print_others(console: Console, only: str) -> None:
+    headings = ("model", "error", "left plain", "blocks", "plain MiB", "lean", "share", "again", "share")
+    table = Table(*headings, title="self-check in float64, and held for the backward at 512x256")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, full in other_models(Path(folder)):
+            if only in name:
+                models, found = three(full)
+                left = ", ".join(found.plain)
+                table.add_row(name, f"{found.error:.1e}", left, str(found.blocks), *held(models, *SIZES[0]))
+                print(name, "done", file=sys.stderr)
+    console.print(table)
+
+
+def print_paper(console: Console, only: str) -> None:
+    holds = Table("model", "size", "plain MiB", "lean", "share", "again", "share", title="held for the backward")
+    other = Table(
+        "model", "float64: lean", "again", "float32: lean", "again", "time: lean", "again",
+        title="error of the gradient at 256x128, and time over plain at 512x256",
+    )  # fmt: skip
+    for name in CHOSEN:
+        if only in name:
+            models, _ = three(name)
+            times, single = time_ratios(models), errors(models, torch.float32)
+            rows = [held(models, *SIZES[0])]
+            double = errors(models, torch.float64)
+            for model in models.values():
+                model.float()
+            rows += [held(models, *size) for size in SIZES[1:]]
+            for (height, width), row in zip(SIZES, rows):
+                holds.add_row(name, f"{width}x{height}", *row)
+            other.add_row(name, *double, *single, *times)
+            print(name, "done", file=sys.stderr)
+    console.print(holds)
+    console.print(other)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names that contain this text")
     parser.add_argument("--peaks", action="store_true")
-    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--others", action="store_true")
+    parser.add_argument("--peak", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.peak:
-        name, kind, height, width = options.peak
-        peak(name, kind, (int(height), int(width)))
-        return
     torch.set_num_threads(1)
-    names = [name for name in PAPER_MODELS if any(part in name for part in CHOSEN) and options.only in name]
     console = Console(width=140)
-    held = Table("model", "size", "plain MiB", "lean", "ratio", "lean, again", "ratio", title="held for the backward")
-    other = Table("model", "error float64", "error float32", "time lean / plain", "time again / plain")
-    for name in names:
-        models = {kind: loaded(name, kind) for kind in ("plain", "lean", "again")}
-        for height, width in SIZES:
-            device = "meta" if height == 1024 else "cpu"
-            images = torch.rand(1, 3, height, width, device=device)
-            found = [held_bytes(model.to(device), images) / 2**20 for model in models.values()]
-            ratios = [f"{found[0] / value:.1f}" for value in found[1:]]
-            held.add_row(
-                name, f"{width}x{height}", f"{found[0]:.1f}", f"{found[1]:.2f}", ratios[0], f"{found[2]:.2f}", ratios[1]
-            )
-        del models
-        lean, again = time_ratios(name)
-        errors = [f"{error(name, dtype):.1e}" for dtype in (torch.float64, torch.float32)]
-        other.add_row(name, *errors, f"{lean:.2f}", f"{again:.2f}")
-        print(name, "done", file=sys.stderr)
-    console.print(held)
-    console.print(other)
-    if options.peaks:
-        table = Table("model", "size", "forward only", "plain", "lean", title="process peak over loaded weights, MiB")
-        for name, size in (("r50-voc", (256, 512)), ("w48-cityscapes", (512, 1024))):
-            full = next(model for model in PAPER_MODELS if name in model)
-            table.add_row(full, f"{size[1]}x{size[0]}", *peaks(full, size, ("forward", "plain", "lean")))
-        for name in ("w48-cityscapes", "r101-voc"):
-            full = next(model for model in PAPER_MODELS if name in model)
-            table.add_row(
-                full, "2048x1024", *peaks(full, (1024, 2048), ("forward",)), "-", *peaks(full, (1024, 2048), ("lean",))
-            )
+    if options.peak:
+        what, name, kind, height, width = options.peak
+        peak(what, name, kind, (int(height), int(width)))
+    elif options.peaks:
+        table = Table("", "model", "size", "forward", "plain", "lean", title="peak of a process, MiB")
+        for row in peak_rows():
+            table.add_row(*row)
+            print(*row, file=sys.stderr)
         console.print(table)
+    elif options.others:
+        print_others(console, options.only)
+    else:
+        print_paper(console, options.only)
 
 
 if __name__ == "__main__":

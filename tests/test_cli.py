@@ -3,9 +3,11 @@
 import errno
 
 import pytest
+import torch
 
+from segprox.cli.look import STATE_BYTES
 from segprox.data import DATASETS
-from segprox.models import load_model
+from segprox.models import held_bytes, load_model
 from segprox.run.store import stores
 from segprox.run.worker import Worker
 
@@ -211,3 +213,32 @@ def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
     assert code == 2
     assert "scene-0000" in output
     assert "No space left on device" in error
+
+
+def test_memory_says_what_would_be_held(segprox):
+    code, output, _ = segprox("memory", "--model", "demo-standard", "--size", "6000x8000")  # nothing is computed
+    assert code == 0
+    rows = {line[:20].strip(): line[20:].split() for line in output.splitlines() if "1/" in line}
+    assert list(rows) == ["plain", "lean", "lean, blocks again"]
+    model, images = load_model("demo-standard").to("meta"), torch.empty(1, 3, 6000, 8000, device="meta")
+    held = held_bytes(model, images) / 2**30
+    beside = 6000 * 8000 * (2 * 4 * 8 + STATE_BYTES) / 2**30  # two maps of logits of eight classes, and the attack
+    assert rows["plain"] == [f"{held:.2f}", "1/1.0", f"{held + beside:.2f}"]
+    small, share, total = rows["lean"]
+    assert float(small) < held / 60
+    assert float(share.removeprefix("1/")) == pytest.approx(held / float(small), rel=0.05)  # of two digits
+    assert float(total) == pytest.approx(float(small) + beside, abs=0.011)
+
+
+@pytest.mark.parametrize("size", ["1024", "x", "12xy", "-3x4", "1024X2048"])
+def test_memory_of_no_size(segprox, size):
+    code, _, errors = segprox("memory", "--model", "demo-standard", f"--size={size}")
+    assert code != 0
+    assert "HEIGHTxWIDTH" in errors
+    assert repr(size) in errors
+
+
+def test_memory_of_an_unknown_model(segprox):
+    code, _, errors = segprox("memory", "--model", "demo-unknown")
+    assert code != 0
+    assert "demo-unknown" in errors

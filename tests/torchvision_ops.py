@@ -6,11 +6,14 @@ takes part in a segmentation network, so tests declare them without an implement
 does nothing.
 
     python -m tests.torchvision_ops attack --model smp:Unet/resnet34 ...
+    python -m tests.torchvision_ops benchmarks/memory.py ...
 
-runs the command line with it.
+runs the command line, or a script, with it.
 """
 
 import importlib
+import runpy
+import sys
 
 import torch
 
@@ -34,6 +37,10 @@ def make_importable() -> None:
 
 if __name__ == "__main__":
     make_importable()
-    from segprox.cli import main
+    if sys.argv[1:] and sys.argv[1].endswith(".py"):
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        from segprox.cli import main
 
-    main()
+        main()

@@ -1,0 +1,100 @@
+"""Blocks of a network that keep their input only, and are computed again when their gradient is asked for."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.utils.checkpoint import checkpoint
+
+from segprox.models.segmenter import Segmenter
+
+WORTH = 2  # times what a block is fed must be held within it, or computing it again is not worth the time
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+Storages = dict[int, UntypedStorage]
+
+
+def checkpoint_blocks(model: Segmenter, images: Tensor) -> list[str]:
+    """Let blocks that hold much more than they are fed compute it again; their names, the outermost only.
+
+    What they hold is measured on `images` `[B, C, H, W]`, with the model's operations as they are.
+    """
+    chosen: list[str] = []
+    candidates = dict(_repeated(model.model))
+    fed, held = _measured(model, images, candidates)
+    for name, block in candidates.items():
+        pays = _bytes(held[name]) > WORTH * _bytes(fed[name])
+        if pays and not name.startswith(tuple(f"{outer}." for outer in chosen)):
+            block.forward = partial(_again, block.forward, model.operations)
+            chosen.append(name)
+    return chosen
+
+
+def release_blocks(model: Segmenter, names: list[str]) -> None:
+    """Undo `checkpoint_blocks`."""
+    for name in names:
+        del model.model.get_submodule(name).__dict__["forward"]  # behind it is that of the class
+
+
+def _repeated(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with parts of their own of which a container has several of one kind, outer ones first."""
+    for name, container in network.named_modules():
+        if not isinstance(container, _CONTAINERS):
+            continue
+        kinds = Counter(type(child) for child in container.children())
+        for key, child in container.named_children():
+            own = "forward" in vars(child)  # chosen before, or wrapped by someone else
+            if kinds[type(child)] > 1 and any(child.children()) and not isinstance(child, _CONTAINERS) and not own:
+                yield (f"{name}.{key}" if name else key), child
+
+
+def _measured(
+    model: Segmenter, images: Tensor, blocks: dict[str, nn.Module]
+) -> tuple[dict[str, Storages], dict[str, Storages]]:
+    """The storages of the tensors that each block is fed, and of those that are held within it."""
+    own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
+    fed: dict[str, Storages] = defaultdict(dict)
+    held: dict[str, Storages] = defaultdict(dict)
+    running: list[str] = []
+
+    def enter(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        running.append(name)
+        for value in (*args, *options.values()):
+            if isinstance(value, Tensor):
+                fed[name][value.untyped_storage()._cdata] = value.untyped_storage()
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        for name in running if storage._cdata not in own else ():
+            held[name][storage._cdata] = storage
+        return value
+
+    with ExitStack() as stack, torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        for name, block in blocks.items():
+            entered = block.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
+            for handle in (entered, block.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        model.logits(images.detach().requires_grad_())
+    return fed, held
+
+
+def _bytes(storages: Storages) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _again(forward: Callable[..., Any], operations: AbstractContextManager[Any], *args: Any, **options: Any) -> Any:
+    """A forward that is done again when its gradient is asked for."""
+
+    def within(*again: Any, **others: Any) -> Any:
+        with operations:
+            return forward(*again, **others)
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **options)
+    return checkpoint(within, *args, use_reentrant=False, preserve_rng_state=False, **options)
