@@ -42,7 +42,7 @@ class Palma(Attack):
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
     steps: Annotated[int, Field(ge=1, description="N: iterations")] = 200
     radius: Annotated[float, Field(gt=0, description="first radius, over what the first gradient suggests")] = 1.5
-    rate: Annotated[float, Field(gt=0, le=1, description="gamma(0): change of log radius")] = 0.1
+    rate: Annotated[float, Field(gt=0, le=1, description="gamma(0): change of log radius")] = 0.15
     rate_end: Annotated[float, Field(gt=0, le=1, description="gamma(N)")] = 0.001
     step_size: Annotated[float, Field(gt=0, description="alpha(0): length of a step, over the radius")] = 2.0
     step_end: Annotated[float, Field(gt=0, description="alpha(N)")] = 0.05
@@ -52,6 +52,7 @@ class Palma(Attack):
     masking: Annotated[
         Masking, Field(description="the largest constraints to discard: none, a share 1 - nu, or growing to it")
     ] = "fixed"
+    calm: Annotated[float, Field(gt=0, le=1, description="factor of steps that lead nowhere, before a success")] = 0.8
     patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
     bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
 
@@ -67,7 +68,7 @@ class Palma(Attack):
         """Weigh the constraints, take a step, fit the ball."""
         problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
         masking = ConstraintMask(problem, self.masking, steps)
-        ball, idle = Ball(tracker), Patience(tracker, self.patience)
+        ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
         mu = torch.ones_like(x[:, 0])
         for t in range(1, steps + 1):
@@ -89,7 +90,7 @@ class Palma(Attack):
             else:
                 ball.fit(query, cosine(self.rate, self.rate_end, t, steps))
             direction.mul_(self.momentum).add_(unit(g, "l1"))
-            length = cosine(self.step_size, self.step_end, t, steps) * ball.radius
+            length = cosine(self.step_size, self.step_end, t, steps) * ball.pace * ball.radius
             delta.sub_(scale(self._steepest(direction), length))
             delta = (x + project(delta, ball.radius, self.norm)).clamp_(0, 1).sub_(x)
         if steps < self.steps:
@@ -151,11 +152,12 @@ def _linear_distance(violations: Tensor, gradient: Tensor, norm: NormName) -> Te
 class Ball:
     """The radius of each image's ball, `[B]`: smaller after a success, larger where pixels are missing for good."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, calm: float) -> None:
         problem, x = tracker.problem, tracker.problem.images
-        self.tracker = tracker
+        self.tracker, self.calm = tracker, calm
         self.farthest = distance(torch.maximum(x, 1 - x), tracker.norm)  # no perturbation within the box is larger
         self.radius = torch.zeros_like(self.farthest)
+        self.pace = torch.ones_like(self.farthest)  # of the steps within
         self.missing = torch.ones_like(tracker.best_apsr)  # at the last query, the share of pixels
         counted = problem.counted.clamp(min=1)
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
@@ -172,6 +174,7 @@ class Ball:
         change = torch.where(query.success, excess.clamp(max=SLOWEST_SHRINK), growth)
         held = torch.where(query.success, torch.minimum(self.radius, self.tracker.best_norm), self.radius)
         self.radius = torch.minimum(held * (rate * change).exp().to(held.dtype), self.farthest)
+        self.pace = torch.where((growth > 0) & ~self.tracker.success, self.pace * self.calm, self.pace)
         self.missing = missing
 
 
