@@ -1,89 +1,166 @@
-"""ALMA prox on a real network, by default and with the paper's values, beside the authors' implementation.
+"""Minimal attacks on real networks, image by image, beside the paper authors' own results.
 
     python benchmarks/strength.py --realbench FOLDER
+    python benchmarks/strength.py --realbench FOLDER --cases camvid --attacks palma@150 alma-prox@500?prox=ternary
 
-One line per image: linf x 255 of each variant ("-" and the APSR where it fails), then medians over the images that the
-reference breaks. Results are the same whatever `--workers` is; with two or more, each uses one thread.
+Cases are images of one network: `camvid` (the images of reference.json, true labels), `road` (two of them, every pixel
+to become road), and two networks trained elsewhere whose own clean predictions are the labels, `small` and `large`. An
+attack is NAME@STEPS with fields after a question mark. Cells are linf x 255, "-" and the APSR where an attack fails.
+Then ratios to the reference where it has the image, else to the first attack. `--json` keeps what was found, with
+traces; what is there already is not computed again. `--figure` draws the best norm after every query.
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
+import json
+import math
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from realbench import IGNORE, load_network, load_samples, references
-from segprox import make_attack
-from segprox.run import Outcome, attack_sample
+from segprox import Problem, make_attack
+from segprox.naming import Name
 
-PAPER = {"step_size": 1e-3, "penalty": 0.01}  # the paper's values
-NUDGED = PAPER | {"step_size": 1.001e-3}  # so close to them that what changes is chance
-VARIANTS: dict[str, dict[str, object]] = {
-    "default": {},
-    "default, ternary": {"prox": "ternary"},
-    "paper": PAPER,
-    "paper, ternary": PAPER | {"prox": "ternary"},
-    "paper, nudged": NUDGED,
-    "paper, ternary, nudged": NUDGED | {"prox": "ternary"},
-    "paper, authors' derivative": PAPER | {"derivative": "authors"},
-    "paper, mu of d": PAPER | {"multiplier_of": "unscaled"},
-}
+CAMVID, ROAD = "espnet-camvid", 3
+OTHERS = {"small": "espnetv2-0.5-cityscapes", "large": "espnetv2-1.5-cityscapes"}
+ATTACKS = ["alma-prox@500", "palma@50", "palma@100", "palma@150", "palma@500"]
 
 
-def attack(folder: Path, model: str, image: str, variant: str, steps: int) -> Outcome:
+class Case(NamedTuple):
+    """An image of a network."""
+
+    kind: str
+    network: str
+    image: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.image}"
+
+
+Found = dict[str, Any]
+
+
+def list_cases(folder: Path, kinds: list[str]) -> list[Case]:
+    known = list(references(folder, model=CAMVID, attack="alma-prox", steps=500, targeted=False))
+    found = {"camvid": [Case("camvid", CAMVID, image) for image in known]}
+    found["road"] = [Case("road", CAMVID, image) for image in known[:2]]
+    for kind, network in OTHERS.items():
+        found[kind] = [Case(kind, network, image) for image in known[::2]]
+    return [case for kind in kinds for case in found[kind]]
+
+
+def problem(folder: Path, case: Case) -> Problem:
+    sample = load_samples(folder)[case.image]
+    if case.kind in OTHERS:
+        with torch.no_grad():
+            own = load_network(folder, case.network)(sample.image[None]).argmax(1)
+        return Problem.build(sample.image[None], own)
+    road = ROAD if case.kind == "road" else None
+    return Problem.build(sample.image[None], sample.label[None], target=road, ignore=IGNORE)
+
+
+def attack(folder: Path, case: Case, text: str) -> Found:
     torch.set_num_threads(1)
-    sample = load_samples(folder)[image]
-    return attack_sample(
-        load_network(folder, model), sample, make_attack("alma-prox", steps=steps, **VARIANTS[variant]), ignore=IGNORE
-    )
+    name, _, fields = text.partition("?")
+    name, _, steps = name.partition("@")
+    options = Name.parse(f"{name}?{fields}").options if fields else {}
+    network, wanted = load_network(folder, case.network), problem(folder, case)
+    found = make_attack(name, steps=steps, **options).run(network, wanted)
+    clean, changed = wanted.images, found.images
+    rounded = changed.mul(255).round().div(255)
+    with torch.no_grad():
+        apsr = wanted.apsr(network(rounded))
+    return {
+        "success": bool(found.success),
+        "norm": 255 * found.norm.item(),
+        "apsr": found.apsr.item(),
+        "trace": [[queries, 255 * norm] for queries, norm in found.traces[0]],
+        "seconds": found.seconds,
+        "changed": (changed != clean).float().mean().item(),
+        "rounded": [255 * (rounded - clean).abs().max().item(), apsr.item(), (rounded != clean).float().mean().item()],
+    }
 
 
-def cell(outcome: Outcome) -> str:
-    return f"{outcome.linf * 255:.3f}" if outcome.success else f"- ({outcome.apsr:.2%})"
+def cell(found: Found) -> str:
+    return f"{found['norm']:.3f}" if found["success"] else f"- ({found['apsr']:.1%})"
+
+
+def run(options: argparse.Namespace, cases: list[Case]) -> dict[tuple[Case, str], Found]:
+    kept: dict[str, Found] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    wanted = [(case, text) for case in cases for text in options.attacks]
+    with ProcessPoolExecutor(options.workers) as pool:
+        jobs = {
+            pool.submit(attack, options.realbench, case, text): f"{case} {text}"
+            for case, text in sorted(wanted, key=lambda pair: options.attacks.index(pair[1]))
+            if f"{case} {text}" not in kept
+        }
+        for job in as_completed(jobs):
+            kept[jobs[job]] = job.result()
+            if options.json:
+                options.json.write_text(json.dumps(kept))
+    return {(case, text): kept[f"{case} {text}"] for case, text in wanted}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--realbench", type=Path, required=True, help="folder with models, images and reference.json")
-    parser.add_argument("--model", default="espnet-camvid")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--variants", nargs="+", default=["default", "paper"], choices=list(VARIANTS))
-    parser.add_argument("--images", nargs="+", help="only these")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=["camvid", "road", *OTHERS], choices=["camvid", "road", *OTHERS])
+    parser.add_argument("--attacks", nargs="+", default=ATTACKS, help="NAME@STEPS?FIELD=VALUE")
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--json", type=Path, help="keep results here")
+    parser.add_argument("--figure", type=Path, help="write anytime curves here")
     options = parser.parse_args()
-    known = references(options.realbench, model=options.model, attack="alma-prox", steps=options.steps, targeted=False)
-    known = {image: entry for image, entry in known.items() if not options.images or image in options.images}
-    console = Console()
-    table = Table(title=f"alma-prox on {options.model}, {options.steps} steps, untargeted: linf x 255")
-    for heading in ("image", "reference", *options.variants, "seconds"):
-        table.add_column(heading, justify="left" if heading == "image" else "right")
-    with ProcessPoolExecutor(options.workers) as pool:
-        jobs = {
-            (image, variant): pool.submit(attack, options.realbench, options.model, image, variant, options.steps)
-            for image in known
-            for variant in options.variants
-        }
-        found = {key: job.result() for key, job in jobs.items()}
-    for image, entry in known.items():
-        outcomes = [found[image, variant] for variant in options.variants]
-        reference = f"{entry['linf255']:.3f}" if entry["success"] else f"- ({entry['apsr']:.2%})"
-        table.add_row(image, reference, *map(cell, outcomes), f"{outcomes[0].seconds:.0f}")
-    console.print(table)
-    broken = {image: float(str(entry["linf255"])) for image, entry in known.items() if entry["success"]}
-    if not broken:
-        return
-    for variant in options.variants:
-        outcomes = [found[image, variant] for image in known]
-        ratios = [found[image, variant].linf * 255 / norm for image, norm in broken.items()]
-        console.print(
-            f"{variant}: {sum(o.success for o in outcomes)} of {len(outcomes)} broken; over the {len(ratios)} that the "
-            f"reference breaks, median ratio to it {median(ratios):.3f}, ratio of medians "
-            f"{median(found[i, variant].linf * 255 for i in broken) / median(broken.values()):.3f}",
-            highlight=False,
+    cases = list_cases(options.realbench, options.cases)
+    found = run(options, cases)
+    known = references(options.realbench, model=CAMVID, attack="alma-prox", steps=500, targeted=False)
+    console, table = Console(width=140), Table(title="linf x 255")
+    for heading in ("case", "reference@500", *options.attacks):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    against: dict[Case, float] = {}
+    for case in cases:
+        entry = known.get(case.image) if case.kind == "camvid" else None
+        reference = (
+            "" if entry is None else f"{entry['linf255']:.3f}" if entry["success"] else f"- ({entry['apsr']:.1%})"
         )
+        first = found[case, options.attacks[0]]
+        against[case] = first["norm"] if first["success"] else math.nan
+        if entry is not None:
+            against[case] = float(str(entry["linf255"])) if entry["success"] else math.nan
+        table.add_row(str(case), reference, *(cell(found[case, text]) for text in options.attacks))
+    console.print(table)
+    for text in options.attacks:
+        results = [found[case, text] for case in cases]
+        ratios = [found[case, text]["norm"] / norm for case, norm in against.items() if norm == norm]
+        if ratios:
+            console.print(
+                f"{text}: {sum(one['success'] for one in results)} of {len(results)} broken; ratios over {len(ratios)} "
+                f"images: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}",
+                highlight=False,
+            )
+    if options.figure:
+        draw(options, cases, found)
+
+
+def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> None:
+    kinds = list(dict.fromkeys(case.kind for case in cases))
+    figure = Figure(figsize=(3.6 * len(kinds), 3.6), dpi=110, layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
+        for k, text in enumerate(options.attacks):
+            curves = [found[case, text]["trace"] for case in cases if case.kind == kind]
+            queries = sorted({int(point[0]) for curve in curves for point in curve})
+            best = [[min([n for q, n in curve if q <= limit], default=255.0) for curve in curves] for limit in queries]
+            axes.step(queries, [median(norms) for norms in best], where="post", color=f"C{k}", label=text)
+        axes.set(xscale="log", yscale="log", xlabel="queries (forwards + backwards)", title=kind)
+        axes.grid(alpha=0.3, which="both")
+    figure.axes[0].set_ylabel("median of the best linf x 255 so far")
+    figure.axes[0].legend()
+    figure.savefig(options.figure)
 
 
 if __name__ == "__main__":
