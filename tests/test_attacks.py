@@ -20,7 +20,7 @@ SHORT = {  # few steps, for promises that do not depend on how many there are
     **{name: {"steps": 12} for name in ATTACKS},
     **{name: {"rounds": 3, "steps": 4} for name in ATTACKS if name.endswith(("x20", "x40", "x10"))},
 }
-NORMS = [(name, norm) for name in ("fmn", "pdpgd", "alma", "pgd", "apgd") for norm in ("l0", "l1", "l2", "linf")
+NORMS = [(name, norm) for name in ("palma", "fmn", "pdpgd", "alma", "pgd", "apgd") for norm in ("l0", "l1", "l2", "linf")
          if norm in segprox.attacks.norms(make_attack(name))]  # fmt: skip
 
 
@@ -49,6 +49,9 @@ def small_problem(name, model, batch=3, **options):
 # How far above the optimum of a linear model each attack ends, at most, as measured. The model has a channel per class,
 # so that the smallest perturbation is known for every norm.
 FACTORS = {
+    ("palma", "linf"): 1.05,
+    ("palma", "l2"): 2.0,
+    ("palma", "l1"): 2.2,
     ("alma-prox", "linf"): 1.05,
     ("fmn", "linf"): 1.05,
     ("pdpgd", "linf"): 1.05,
@@ -102,7 +105,7 @@ def test_minimal_attacks_come_within_their_factor_of_the_optimum(name, norm):
     torch.testing.assert_close(found.norm, distance(found.images - images, norm))
 
 
-@pytest.mark.parametrize("name", [*PAPER_ATTACKS, "alma", "pdgd"])
+@pytest.mark.parametrize("name", [*PAPER_ATTACKS, "alma", "pdgd", "palma"])
 def test_minimal_attacks_reach_a_target(name):
     model, images = channels_as_logits(4), grey_images(1, 4)
     targets = torch.randint(0, 4, images[:, 0].shape, generator=generator(1))

@@ -16,7 +16,7 @@ def attack(
     model: nn.Module,
     images: Tensor,
     labels: Tensor | None = None,
-    attack: str = "alma-prox",
+    attack: str = "palma",
     *,
     target: Tensor | int | None = None,
     ignore: Iterable[int] = (255,),

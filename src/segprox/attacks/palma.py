@@ -10,11 +10,12 @@ from torch import Tensor
 from segprox.attacks.base import FIELDS, Attack, Cost, Watch
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.schedules import cosine
-from segprox.losses import margin
+from segprox.losses import dlr_plus, margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
 from segprox.tracker import Query, Tracker
 
+CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
 HOPEFUL = 0.95  # the radius waits while each step leaves at most this share of the pixels that were missing
@@ -49,6 +50,7 @@ class Palma(Attack):
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of a direction that is kept")] = 0.85
     temperature: Annotated[float, Field(gt=0, description="tau: softness of constraints, over their mean size")] = 0.05
     smoothing: Annotated[float, Field(ge=0, le=1, description="of multipliers; 1 leaves them all equal")] = 0.95
+    constraint: Annotated[Literal["margin", "dlr+"], Field(description="what is to be negative at a pixel")] = "margin"
     masking: Annotated[
         Masking, Field(description="the largest constraints to discard: none, a share 1 - nu, or growing to it")
     ] = "fixed"
@@ -76,7 +78,7 @@ class Palma(Attack):
             watch(query, radius=ball.radius)
             if t == steps or idle():
                 break
-            d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+            d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
             d.nan_to_num_(nan=0.0)
             if t == 1:
                 weights = problem.shares(d.dtype) * (d > 0)

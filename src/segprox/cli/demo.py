@@ -27,7 +27,7 @@ def demo(
         str, typer.Option(help="demo-standard, or demo-robust (adversarially trained).")
     ] = "demo-standard",
     images: Annotated[int, typer.Option(min=1, help="How many street scenes to attack.")] = 4,
-    attack: Annotated[str, typer.Option(help="See: segprox list attacks.")] = "alma-prox",
+    attack: Annotated[str, typer.Option(help="See: segprox list attacks.")] = "palma",
     steps: Annotated[int | None, typer.Option(help="Iterations; the attack's own default if left out.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -88,7 +88,7 @@ def audit(
     dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
     limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
     epsilon: Annotated[str, typer.Option(help="The budget, such as 8/255.")] = "8/255",
-    minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "alma-prox",
+    minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
     budget: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "sea",
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Make every pixel this class.")] = None,
 ) -> None:

@@ -135,7 +135,7 @@ def evaluate(
     fields: dict[str, Any] = assignments(set_ or [])
     if steps is not None:
         fields["steps"] = steps
-    entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["alma-prox"])
+    entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["palma"])
     devices = device.split(",") if device else []
     options: dict[str, Any] = {"device": devices[0]} if devices else {}
     options |= {"precision": precision} if precision else {}

@@ -63,7 +63,7 @@ def audit_sample(
         True
     """
     if minimal.family != "minimal":
-        raise SegproxError("an audit needs a minimal attack first, such as alma-prox; see: segprox list attacks")
+        raise SegproxError("an audit needs a minimal attack first, such as palma; see: segprox list attacks")
     if minimal.norm != budget.norm:
         raise SegproxError(f"an audit needs two attacks of one norm, not {minimal.norm} and {budget.norm}")
     smallest, most = (

@@ -241,7 +241,7 @@ def _saturation(glances: Sequence[Glance]) -> Check:
     return Check(
         "saturation",
         "amber",
-        f"{finding}: gradients of cross-entropy vanish there; trust attacks on margins, such as alma-prox, only",
+        f"{finding}: gradients of cross-entropy vanish there; trust attacks on margins, such as palma, only",
     )
 
 
