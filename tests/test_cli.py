@@ -164,9 +164,9 @@ def test_demo_towards_a_target(segprox, tmp_path):
     [
         (["--model", "no-such"], "there is no model 'no-such'; names look like: demo-robust, demo-standard"),
         (["--attack", "no-such"], "there is no attack 'no-such'; known are: alma, alma-prox"),
-        (["--set", "step_size=-1"], "step_size of alma-prox cannot be '-1': Input should be greater than 0"),
+        (["--set", "step_size=-1"], "step_size of palma cannot be '-1': Input should be greater than 0"),
         (["--set", "step_size"], "--set takes FIELD=VALUE, such as step_size=0.01, but got 'step_size'"),
-        (["--steps", "0"], "steps of alma-prox cannot be 0"),
+        (["--steps", "0"], "steps of palma cannot be 0"),
         (["--target", "elephant"], "there is no class 'elephant'; the classes are: sky"),
         (["--images", "1000"], "the demo has 100 images but 1000 were asked for"),
         (["--out", "/dev/null/folder"], "cannot write to /dev/null/folder: Not a directory; choose another folder"),

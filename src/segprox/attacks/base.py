@@ -29,7 +29,7 @@ class Progress(NamedTuple):
         >>> model = segprox.load_model("demo-standard")
         >>> _ = segprox.attack(model, scene.image[None], scene.label[None], steps=2, callback=seen.append)
         >>> [progress.iteration for progress in seen], list(seen[0].details)
-        ([1, 2], ['scale', 'step_size', 'multiplier'])
+        ([1, 2], ['radius'])
     """
 
     iteration: int  # t, from 1: how many times the model was queried
