@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, help="NAME@STEPS?FIELD=VALUE")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--json", type=Path, help="keep results here")
+    parser.add_argument("--eight-bit", action="store_true", help="also say what is left of results in 8 bits")
     parser.add_argument("--figure", type=Path, help="write anytime curves here")
     options = parser.parse_args()
     cases = list_cases(options.realbench, options.cases)
@@ -143,8 +144,20 @@ def main() -> None:
                 f"images: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}",
                 highlight=False,
             )
+    if options.eight_bit:
+        console.print(eight_bit(options, cases, found))
     if options.figure:
         draw(options, cases, found)
+
+
+def eight_bit(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> Table:
+    table = Table(title="rounded to 8 bits: linf x 255, APSR, share of values changed")
+    for heading in ("case", *options.attacks):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for case in cases:
+        rounded = [found[case, text]["rounded"] for text in options.attacks]
+        table.add_row(str(case), *(f"{norm:.0f}, {apsr:.2%}, {changed:.0%}" for norm, apsr, changed in rounded))
+    return table
 
 
 def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> None:
