@@ -20,8 +20,12 @@ SHORT = {  # few steps, for promises that do not depend on how many there are
     **{name: {"steps": 12} for name in ATTACKS},
     **{name: {"rounds": 3, "steps": 4} for name in ATTACKS if name.endswith(("x20", "x40", "x10"))},
 }
-NORMS = [(name, norm) for name in ("palma", "fmn", "pdpgd", "alma", "pgd", "apgd") for norm in ("l0", "l1", "l2", "linf")
-         if norm in segprox.attacks.norms(make_attack(name))]  # fmt: skip
+NORMS = [
+    (name, norm)
+    for name in ("palma", "fmn", "pdpgd", "alma", "pgd", "apgd")
+    for norm in ("l0", "l1", "l2", "linf")
+    if norm in segprox.attacks.norms(make_attack(name))
+]
 
 
 def generator(seed):
