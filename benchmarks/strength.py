@@ -162,14 +162,16 @@ def eight_bit(options: argparse.Namespace, cases: list[Case], found: dict[tuple[
 
 def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> None:
     kinds = list(dict.fromkeys(case.kind for case in cases))
-    figure = Figure(figsize=(3.6 * len(kinds), 3.6), dpi=110, layout="constrained")
+    figure = Figure(figsize=(5 * len(kinds), 3.6), dpi=110, layout="constrained")
     for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
         for k, text in enumerate(options.attacks):
             curves = [found[case, text]["trace"] for case in cases if case.kind == kind]
             queries = sorted({int(point[0]) for curve in curves for point in curve})
             best = [[min([n for q, n in curve if q <= limit], default=255.0) for curve in curves] for limit in queries]
             axes.step(queries, [median(norms) for norms in best], where="post", color=f"C{k}", label=text)
-        axes.set(xscale="log", yscale="log", xlabel="queries (forwards + backwards)", title=kind)
+        least = min(line.get_ydata()[-1] for line in axes.lines)
+        axes.set_ylim(0.9 * least, 5 * least)  # what comes before the first successes says nothing
+        axes.set(xscale="log", xlabel="queries (forwards + backwards)", title=kind)
         axes.grid(alpha=0.3, which="both")
     figure.axes[0].set_ylabel("median of the best linf x 255 so far")
     figure.axes[0].legend()
