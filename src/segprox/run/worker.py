@@ -64,7 +64,7 @@ class Prepared:
     @cached_property
     def attack_fields(self) -> dict[str, Any]:
         """What the attack is, in full: its name's defaults may change with a version."""
-        return {"class": type(self.attack).__name__, **dataclasses.asdict(self.attack)}  # type: ignore[call-overload]
+        return {"class": type(self.attack).__name__, **dataclasses.asdict(self.attack)}  # type: ignore[call-overload]  # a dataclass
 
     def problem(self, sample: Sample) -> Problem:
         """What is to be achieved for one image."""
