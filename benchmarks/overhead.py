@@ -2,15 +2,16 @@
 
     python benchmarks/overhead.py --realbench FOLDER
 
-Times iterations of ALMA prox, with the exact proximity operator and with the ternary search, and bare
-`logits.sum().backward()` in turns, on one thread, and prints medians and their ratios.
+Times iterations of ALMA prox, with the exact proximity operator and with the ternary search, on one thread, each beside
+a bare `logits.sum().backward()` right after it, and prints medians: of both and of the ratios of such pairs, which do
+not mind a machine that is now faster, now slower.
 """
 
 import argparse
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -18,26 +19,36 @@ from realbench import IGNORE, load_network, load_samples
 from segprox import Problem, Progress, Segmenter, make_attack
 
 
-def bare(model: Segmenter, images: torch.Tensor, repeats: int) -> list[float]:
-    """Seconds of each bare forward and backward."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        point = images.clone().requires_grad_()
-        model.logits(point).sum().backward()
-        times.append(time.perf_counter() - start)
-    return times
+class Pair(NamedTuple):
+    """Seconds of an iteration of the attack and of a bare forward and backward right after it."""
+
+    attack: float
+    bare: float
 
 
-def iterations(model: Segmenter, problem: Problem, steps: int, prox: str) -> list[float]:
-    """Seconds of each iteration of the attack, between two calls of its callback."""
-    marks: list[float] = []
+def bare(model: Segmenter, images: torch.Tensor) -> float:
+    """Seconds of a bare forward and backward."""
+    start = time.perf_counter()
+    point = images.clone().requires_grad_()
+    model.logits(point).sum().backward()
+    return time.perf_counter() - start
+
+
+def iterations(model: Segmenter, problem: Problem, steps: int, prox: str) -> list[Pair]:
+    """The attack's iterations, each timed between two calls of its callback."""
+    pairs: list[Pair] = []
+    start: float | None = None
 
     def mark(_: Progress) -> None:
-        marks.append(time.perf_counter())
+        nonlocal start
+        end = time.perf_counter()
+        alone = bare(model, problem.images)
+        if start is not None:
+            pairs.append(Pair(end - start, alone))
+        start = time.perf_counter()
 
     make_attack("alma-prox", steps=steps, prox=prox).run(model, problem, mark)
-    return [after - before for before, after in pairwise(marks)]
+    return pairs
 
 
 def main() -> None:
@@ -51,17 +62,18 @@ def main() -> None:
     model = load_network(options.realbench, options.model)
     sample = next(iter(load_samples(options.realbench).values()))
     problem = Problem.build(sample.image[None], sample.label[None], ignore=IGNORE)
-    bare(model, problem.images, 2)
-    alone: list[float] = []
-    attacked: dict[str, list[float]] = {"exact": [], "ternary": []}
+    bare(model, problem.images)
+    measured: dict[str, list[Pair]] = {"exact": [], "ternary": []}
     for _ in range(options.rounds):
-        alone += bare(model, problem.images, options.steps)
-        for prox, times in attacked.items():
-            times += iterations(model, problem, options.steps, prox)
-    print(f"bare forward + backward: median {median(alone) * 1e3:.1f} ms of {len(alone)}")
-    for prox, times in attacked.items():
-        ratio = median(times) / median(alone)
-        print(f"attack iteration, {prox}: median {median(times) * 1e3:.1f} ms of {len(times)}, ratio {ratio:.3f}")
+        for prox, pairs in measured.items():
+            pairs += iterations(model, problem, options.steps, prox)
+    for prox, pairs in measured.items():
+        attack, alone = (median(times) * 1e3 for times in zip(*pairs))
+        ratio = median(pair.attack / pair.bare for pair in pairs)
+        print(
+            f"attack iteration, {prox}: median {attack:.1f} ms of {len(pairs)}; "
+            f"bare forward + backward {alone:.1f} ms; median ratio {ratio:.3f}"
+        )
 
 
 if __name__ == "__main__":
