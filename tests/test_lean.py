@@ -28,6 +28,15 @@ def test_packed_masks_select(mask, otherwise):
     torch.testing.assert_close(select(values, packed, otherwise), torch.where(mask, values, values * otherwise))
 
 
+@given(st.lists(st.booleans(), max_size=70))
+def test_devices_pack_alike(mask):
+    mask = torch.tensor(mask, dtype=torch.bool)
+    packed = masks._pack_anywhere(mask)
+    assert torch.equal(packed, pack_bits(mask))
+    assert torch.equal(masks._unpack_anywhere(packed), masks._unpack_bits(packed))
+    assert torch.equal(masks._unpack_bits(packed)[: len(mask)].bool(), mask)
+
+
 def test_selection_in_chunks(monkeypatch):
     monkeypatch.setattr(masks, "_CHUNK", 3)
     mask, values = torch.rand(5, 41) > 0.5, torch.randn(5, 41)

@@ -23,13 +23,15 @@ class Gate(torch.autograd.Function):
     """An operation whose derivative is 1 or a constant: a bit per value tells where it is 1."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, apply: Operation, passes: Operation, otherwise: float, inplace: bool) -> Tensor:
-        """Apply `apply`, which works in place if `inplace`; `passes` makes the mask."""
-        mask = passes(x)
+    def forward(
+        ctx: Any, x: Tensor, apply: Operation, passes: Operation | None, otherwise: float, inplace: bool
+    ) -> Tensor:
+        """Apply `apply`, which works in place if `inplace`; `passes` makes the mask: of what is not 0 if left out."""
+        mask = None if passes is None else passes(x)
         y: Tensor = apply(x)
         if inplace:
             ctx.mark_dirty(x)
-        ctx.save_for_backward(pack_bits(mask))
+        ctx.save_for_backward(pack_bits(y.bool() if mask is None else mask))  # on CPUs far faster than a comparison
         ctx.otherwise = otherwise
         return y
 
@@ -63,10 +65,11 @@ class Scale(torch.autograd.Function):
     """Batch norm in eval mode: a scale and a shift per channel."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Values `[B, C, ...]`, scale and shift `[1, C, 1, ...]`."""
+    def forward(ctx: Any, x: Tensor, scale: Tensor, apply: Operation) -> Tensor:
+        """Values `[B, C, ...]` and scale `[1, C, 1, ...]`; `apply` is torch's own."""
         ctx.save_for_backward(scale)
-        return torch.addcmul(shift, x, scale).to(x.dtype)
+        made: Tensor = apply(x)
+        return made
 
     @staticmethod
     @once_differentiable

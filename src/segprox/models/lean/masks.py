@@ -1,5 +1,6 @@
 """Masks of a bit per value."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -7,29 +8,43 @@ from torch.nn import functional
 # Eight bytes of 0 or 1, read as one number, times this: their bits end up in the top byte.
 _GATHER_BITS = 0x0102040810204080
 _CHUNK = 1 << 16  # packed bytes that are unpacked at a time: what that takes stays within the caches
-_UNPACKED: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # for each byte its eight bits, [256, 8]
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Eight values of a bool tensor in a byte: uint8, an eighth as long (rounded up)."""
+    """Eight values of a bool tensor in a byte, the first in its lowest bit: uint8, an eighth as long (rounded up)."""
     flat = mask.flatten()
+    if flat.device.type == "cpu":  # numpy has vectorised instructions for it
+        return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+    return _pack_anywhere(flat)
+
+
+def _unpack_bits(packed: Tensor) -> Tensor:
+    """What `pack_bits` was given, as uint8, and up to seven more zeros."""
+    if packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), bitorder="little"))
+    return _unpack_anywhere(packed)
+
+
+def _pack_anywhere(flat: Tensor) -> Tensor:
     if flat.numel() % 8:
         flat = functional.pad(flat, (0, -flat.numel() % 8))
     return ((flat.view(torch.int64) * _GATHER_BITS) >> 56).to(torch.uint8)
 
 
+def _unpack_anywhere(packed: Tensor) -> Tensor:
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return packed.unsqueeze(1).bitwise_right_shift(places).bitwise_and_(1).view(-1)
+
+
 def select(values: Tensor, packed: Tensor, otherwise: float = 0.0) -> Tensor:
     """`values` where the packed mask is true, and times `otherwise` elsewhere."""
-    key = (values.device, values.dtype)
-    if key not in _UNPACKED:
-        bits = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)).bitwise_and_(1)
-        _UNPACKED[key] = bits.to(*key)
-    table = _UNPACKED[key] if otherwise == 0 else _UNPACKED[key] * (1 - otherwise) + otherwise
     values = values.contiguous()
     result, flat = torch.empty_like(values), values.view(-1)
     out = result.view(-1)
     for start in range(0, packed.numel(), _CHUNK):
-        bits = table.index_select(0, packed[start : start + _CHUNK].int()).view(-1)
         part = slice(8 * start, min(8 * (start + _CHUNK), flat.numel()))
-        torch.mul(flat[part], bits[: part.stop - part.start], out=out[part])
+        factors = _unpack_bits(packed[start : start + _CHUNK])[: part.stop - part.start].to(values.dtype)
+        if otherwise:
+            factors.mul_(1 - otherwise).add_(otherwise)
+        torch.mul(flat[part], factors, out=out[part])
     return result

@@ -41,14 +41,16 @@ def _can_change(x: Tensor) -> bool:
     return not x._is_view() and not x.is_leaf
 
 
-def _gated(x: Tensor, plain: Operation, changing: Operation, passes: Operation, otherwise: float, inplace: bool) -> Any:
+def _gated(
+    x: Tensor, plain: Operation, changing: Operation, passes: Operation | None, otherwise: float, inplace: bool
+) -> Any:
     if not _differentiates(x) or (inplace and not _can_change(x)):
         return NotImplemented
     return applied(Gate, x, changing if inplace else plain, passes, otherwise, inplace)
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Any:
-    return _gated(input, torch.relu, torch.relu_, lambda x: x > 0, 0.0, inplace)
+    return _gated(input, torch.relu, torch.relu_, None, 0.0, inplace)
 
 
 def _hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
@@ -103,10 +105,10 @@ def _batch_norm(
         return NotImplemented
     scale = (running_var + eps).rsqrt_()
     scale = scale if weight is None else scale * weight
-    shift = -running_mean * scale
-    shift = shift if bias is None else shift + bias
-    shape = (1, -1, *[1] * (input.dim() - 2))
-    return applied(Scale, input, scale.view(shape), shift.view(shape))
+    arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
+    return applied(
+        Scale, input, scale.view(1, -1, *[1] * (input.dim() - 2)), lambda x: functional.batch_norm(x, *arguments)
+    )
 
 
 def _instance_norm(
