@@ -4,8 +4,8 @@
 
 The paper's models with random weights: held for the backward at three sizes (the larger ones on the meta device, where
 nothing is computed), plain, lean, and lean with blocks computed again; the error of the lean gradient; the time of a
-forward and backward over plain. With --peaks instead the peaks of whole processes, each over what it has with
-the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
+forward and backward over plain, for a lean model with folded batch norms too. With --peaks instead the peaks of whole
+processes, each over what it has with the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import segprox
 from segprox import Segmenter, load_model
 from segprox.losses import dlr_plus
-from segprox.models import Leanness, held_bytes, make_lean
+from segprox.models import Leanness, fold_batch_norms, held_bytes, make_lean
 from segprox.models.lean.heap import LARGE, return_what_is_freed
 
 MIB = 2**20
@@ -184,13 +184,16 @@ def print_others(console: Console, only: str) -> None:
 def print_paper(console: Console, only: str) -> None:
     holds = Table("model", "size", "plain MiB", "lean", "share", "again", "share", title="held for the backward")
     other = Table(
-        "model", "float64: lean", "again", "float32: lean", "again", "time: lean", "again",
+        "model", "float64: lean", "again", "float32: lean", "again", "time: lean", "again", "folded",
         title="error of the gradient at 256x128, and time over plain at 512x256",
     )  # fmt: skip
     for name in CHOSEN:
         if only in name:
             models, _ = three(name)
-            times, single = time_ratios(models), errors(models, torch.float32)
+            folded = loaded(name)
+            fold_batch_norms(folded)
+            make_lean(folded)
+            times, single = time_ratios({**models, "folded": folded}), errors(models, torch.float32)
             rows = [held(models, *SIZES[0])]
             double = errors(models, torch.float64)
             for model in models.values():

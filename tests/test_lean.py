@@ -15,8 +15,8 @@ import segprox
 from segprox import Segmenter
 from segprox.models import held_bytes, make_lean
 from segprox.models.lean import OPERATIONS, LeanOperations, masks
-from segprox.models.lean.make import _gradient
 from segprox.models.lean.masks import pack_bits, select
+from segprox.models.lean.probe import gradient_on
 
 
 @given(st.lists(st.booleans(), max_size=70), st.sampled_from([0.0, 0.1]))
@@ -294,13 +294,13 @@ def test_blocks_are_computed_again():
     network = nn.Sequential(nn.Sequential(*[Block() for _ in range(4)]), nn.Conv2d(3, 4, 1))
     plain, model = Segmenter(network), Segmenter(network)
     images = torch.rand(1, 3, 32, 32)
-    before, expected = held_bytes(plain, images), _gradient(plain, images, plain.operations)
+    before, expected = held_bytes(plain, images), gradient_on(plain, images, plain.operations)
     make_lean(model)
     middle = held_bytes(model, images)
     again = make_lean(model, again=True)
     assert again.blocks == 4
     assert held_bytes(model, images) < middle <= before
-    torch.testing.assert_close(_gradient(model, images, model.operations), expected)
+    torch.testing.assert_close(gradient_on(model, images, model.operations), expected)
 
 
 def test_blocks_are_computed_again_only_where_that_pays():
@@ -342,9 +342,9 @@ def test_blocks_that_change_what_they_are_fed_are_not_computed_again():
     network = Network()
     plain, model = Segmenter(network), Segmenter(network)
     images = torch.rand(1, 3, 32, 32)
-    expected = _gradient(plain, images, plain.operations)
+    expected = gradient_on(plain, images, plain.operations)
     assert make_lean(model, again=True).blocks == 0
-    torch.testing.assert_close(_gradient(model, images, model.operations), expected)
+    torch.testing.assert_close(gradient_on(model, images, model.operations), expected)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs to see the memory of a process")
@@ -396,8 +396,8 @@ def test_lower_precision():
     images = torch.rand(1, 3, 64, 96)
     model = segprox.load_model("demo-standard?precision=bfloat16&lean=true")
     assert model.autocast is torch.bfloat16
-    gradient = _gradient(model, images, model.operations)
-    expected = _gradient(segprox.load_model("demo-standard?precision=bfloat16"), images, LeanOperations(OPERATIONS))
+    gradient = gradient_on(model, images, model.operations)
+    expected = gradient_on(segprox.load_model("demo-standard?precision=bfloat16"), images, LeanOperations(OPERATIONS))
     cosine = functional.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0)
     assert cosine > 0.98
 

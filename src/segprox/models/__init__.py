@@ -8,7 +8,7 @@ import torch
 
 from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
-from segprox.models.lean import Leanness, held_bytes, make_lean
+from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter, restored
 from segprox.models.sources import SOURCES, ddcat, mmseg
@@ -31,6 +31,7 @@ __all__ = [
     "Leanness",
     "ModelOptions",
     "Segmenter",
+    "fold_batch_norms",
     "held_bytes",
     "load_model",
     "make_lean",
@@ -81,8 +82,10 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
         segmenter = segmenter.double()
     elif options.precision != "float32":
         segmenter.autocast = getattr(torch, options.precision)
+    if options.fold:
+        fold_batch_norms(segmenter)
     if options.lean and not options.compile:
-        make_lean(segmenter, at_least=AUTO_BYTES if options.lean == "auto" else 0)
+        make_lean(segmenter, again=options.lean == "again", at_least=AUTO_BYTES if options.lean == "auto" else 0)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
     return segmenter

@@ -49,9 +49,13 @@ class ModelOptions:
     channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
     compile: Annotated[bool, Field(description="torch.compile the network")] = False
     lean: Annotated[
-        bool | Literal["auto"],
-        Field(description="hold only what the image's gradient needs; auto: if that is much less; not with compile"),
+        bool | Literal["auto", "again"],
+        Field(
+            description="hold only what the image's gradient needs; auto: if that is much less; again: even less, by "
+            "computing blocks again; not with compile"
+        ),
     ] = False
+    fold: Annotated[bool, Field(description="multiply batch norms into the convolutions before them")] = False
     multiple: Annotated[int | None, Field(ge=1, description="pad images to multiples of this")] = None
     resize: Annotated[HeightWidth | None, Field(description="the only size the network takes, as 512x1024")] = None
     mean: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None

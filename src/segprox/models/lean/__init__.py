@@ -6,8 +6,9 @@ output where one bit per value would do. Inside `LeanOperations` these operation
 ones that keep only what the gradient of their input needs. Everything else runs as it is.
 """
 
+from segprox.models.lean.fold import fold_batch_norms
 from segprox.models.lean.make import Leanness, make_lean
 from segprox.models.lean.meter import held_bytes
 from segprox.models.lean.operations import OPERATIONS, LeanOperations
 
-__all__ = ["OPERATIONS", "LeanOperations", "Leanness", "held_bytes", "make_lean"]
+__all__ = ["OPERATIONS", "LeanOperations", "Leanness", "fold_batch_norms", "held_bytes", "make_lean"]

@@ -1,20 +1,18 @@
 """Makes a model lean, and checks that its gradient stays what it was."""
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segprox.models.lean.blocks import checkpoint_blocks, release_blocks
 from segprox.models.lean.heap import return_what_is_freed
 from segprox.models.lean.meter import held_bytes
 from segprox.models.lean.operations import OPERATIONS, LeanOperations
+from segprox.models.lean.probe import SMALL, TOLERANCE, gradient_on, in_double, random_image, relative_error
 from segprox.models.segmenter import Segmenter
 
-TOLERANCE = 1e-9  # of a gradient in double precision
 REPEATED_TOLERANCE = 1e-4  # of one that is computed again, by the same operations, in the precision of the model
 SINGLE_TOLERANCE = 0.05  # where rounding moves some values across the kink of a ReLU
 
@@ -27,9 +25,7 @@ class Leanness(NamedTuple):
     error: float  # of the gradient on a random image, relative to its largest entry
 
 
-def make_lean(
-    model: Segmenter, *, again: bool = False, size: tuple[int, int] = (64, 96), at_least: int = 0
-) -> Leanness:
+def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = SMALL, at_least: int = 0) -> Leanness:
     """Let a model hold only what the gradient of its images needs, from now on.
 
     Its gradient on a random image is compared with the plain one, in double precision. Operations that make it differ
@@ -42,9 +38,7 @@ def make_lean(
         size: height and width of the random image.
         at_least: leave a model alone that holds fewer bytes than this for a pixel.
     """
-    generator = torch.Generator().manual_seed(0)
-    channels = max(3, model.mean.numel()) if model.mean.numel() > 1 else 3
-    images = torch.rand(1, channels, *size, generator=generator).to(model.device)
+    images = random_image(model, size)
     lower, model.autocast, model.operations = model.autocast, None, nullcontext()
     try:
         if held_bytes(model, images) < at_least * size[0] * size[1]:
@@ -62,12 +56,12 @@ def make_lean(
 
 def _computed_again(model: Segmenter, images: Tensor) -> int:
     """How many blocks are computed again: none if that changes the gradient, as where one changes what it is fed."""
-    expected = _gradient(model, images, nullcontext())
+    expected = gradient_on(model, images, nullcontext())
     blocks = checkpoint_blocks(model, images)
     try:
-        error = (_gradient(model, images, nullcontext()) - expected).abs().max() / expected.abs().max()
+        error = relative_error(gradient_on(model, images, nullcontext()), expected)
     except RuntimeError:  # torch sees it too
-        error = torch.tensor(torch.nan)
+        error = math.inf
     if error <= REPEATED_TOLERANCE:
         return len(blocks)
     release_blocks(model, blocks)
@@ -76,7 +70,7 @@ def _computed_again(model: Segmenter, images: Tensor) -> int:
 
 def _checked(model: Segmenter, images: Tensor) -> tuple[tuple[str, ...], float]:
     try:
-        with _in_double(model):
+        with in_double(model):
             return _left_plain(model, images.double(), TOLERANCE)
     except (RuntimeError, TypeError):  # a network that insists on single precision
         return _left_plain(model, images, SINGLE_TOLERANCE)
@@ -95,32 +89,9 @@ def _left_plain(model: Segmenter, images: Tensor, tolerance: float) -> tuple[tup
 
 
 def _error(model: Segmenter, images: Tensor, operations: LeanOperations) -> float:
-    """The largest error of the gradient of a random combination of logits; infinite if there is none."""
-    expected = _gradient(model, images, nullcontext())
+    """The error of the gradient within these operations; infinite if there is none."""
+    expected = gradient_on(model, images, nullcontext())
     try:
-        found = _gradient(model, images, operations)
+        return relative_error(gradient_on(model, images, operations), expected)
     except (RuntimeError, TypeError, AttributeError, ValueError):  # whatever an operation may break
-        return torch.inf
-    difference = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-300)
-    return torch.nan_to_num(difference, nan=torch.inf).item()
-
-
-def _gradient(model: Segmenter, images: Tensor, operations: AbstractContextManager[Any]) -> Tensor:
-    images = images.detach().requires_grad_()
-    with operations:
-        logits = model.logits(images)
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
-    (gradient,) = torch.autograd.grad(logits, images, weights.to(logits.device))
-    return gradient
-
-
-@contextmanager
-def _in_double(model: nn.Module) -> Iterator[None]:
-    """The model in double precision, and afterwards exactly as it was: doubles hold every float."""
-    kinds = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
-    model.double()
-    try:
-        yield
-    finally:
-        for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            value.data = value.data.to(kinds[name])
+        return math.inf
