@@ -5,7 +5,8 @@
 The paper's models with random weights: held for the backward at three sizes (the larger ones on the meta device, where
 nothing is computed), plain, lean, and lean with blocks computed again; the error of the lean gradient; the time of a
 forward and backward over plain, for a lean model with folded batch norms too. With --peaks instead the peaks of whole
-processes, each over what it has with the weights loaded. With --others instead models of other libraries: the self-check, and what is held at 512 x 256.
+processes, each over what it has with the weights loaded. With --others instead models of other libraries: the
+self-check, and what is held at 512 x 256.
 """
 
 import argparse
