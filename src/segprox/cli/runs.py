@@ -1,56 +1,23 @@
 """Evaluations: segprox evaluate, run, spec, runs, verify."""
 
 import dataclasses
-import json
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
-from enum import StrEnum
+from contextlib import nullcontext
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
-from statistics import median
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.progress import Progress
-from rich.table import Table
 
-from segprox.attacks import Callback
-from segprox.attacks import Progress as Iteration
-from segprox.cli.base import app, assignments, check_writable, out, plain_table, progress_bar
-from segprox.data import published_length
+from segprox.cli.base import app, assignments, out
+from segprox.cli.execute import EngineName, Log, Means, carry_out
+from segprox.cli.status import print_counts, print_runs, print_statuses
 from segprox.errors import SegproxError
 from segprox.naming import checked
-from segprox.report.units import Unit
-from segprox.run.engines import Engine, Local, Processes, Ray
-from segprox.run.evaluate import Evaluation, Event, Status, estimate, time_model, validate
-from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Run, Settings, Spec
-from segprox.run.record import Failure, Record
+from segprox.run.evaluate import Evaluation, Status
+from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Settings, Spec
 from segprox.run.store import stores
 from segprox.run.verify import verify_run
-from segprox.run.worker import prepare
-
-
-class EngineName(StrEnum):
-    """Who does the work."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
-class Log(StrEnum):
-    """How progress is told."""
-
-    BAR = "bar"
-    QUIET = "quiet"
-    JSON = "json"
-
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
@@ -81,18 +48,6 @@ LeanOption = Annotated[
 CompileOption = Annotated[bool, typer.Option("--compile", help="torch.compile the model.")]
 ChannelsLastOption = Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")]
 DeterministicOption = Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Means:
-    """How an evaluation is done; nothing of it changes what comes out."""
-
-    engine: EngineName
-    workers: int
-    address: str | None
-    threads: int
-    devices: Sequence[str]
-    log: Log
 
 
 @app.command()
@@ -150,7 +105,7 @@ def evaluate(
     runs = Spec(grids=(grid,), settings=settings).runs()
     torch.use_deterministic_algorithms(deterministic)
     means = Means(engine, workers, address, threads, devices, log)
-    _carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
+    carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
 
 
 @app.command()
@@ -184,7 +139,7 @@ def run(
     settings = dataclasses.replace(settings, model_options=options)
     runs = dataclasses.replace(content, settings=settings).runs()
     means = Means(engine, workers, address, threads, devices, log)
-    _carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
+    carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
 
 
 @app.command("spec")
@@ -200,200 +155,9 @@ def print_spec(
         if not file.is_file():
             raise SegproxError(f"there is no spec {name!r}; there are: example, paper, and files of yours")
         if count:
-            _print_counts(Spec.read(file).runs())
+            print_counts(Spec.read(file).runs())
         else:
             print(file.read_text(encoding="utf-8"), end="")  # as it is: no wrapping, no colours
-
-
-def _print_counts(runs: Sequence[Run]) -> None:
-    """Numbers that need neither models nor data: of the datasets as published."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("dataset", overflow="fold")
-    for heading in ("images", "runs", "attacked", "queries"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    attacked = queries = 0
-    for dataset in dict.fromkeys(run.dataset for run in runs):
-        some = [run for run in runs if run.dataset == dataset]
-        images = published_length(dataset)
-        if images is None:
-            table.add_row(dataset, "?", f"{len(some):,}", "?", "?")
-            continue
-        images = min(images, some[0].settings.limit or images)
-        cost = sum(sum(run.attack.make().cost()) for run in some)
-        table.add_row(dataset, *(f"{n:,}" for n in (images, len(some), images * len(some), images * cost)))
-        attacked, queries = attacked + images * len(some), queries + images * cost
-    out.print(table)
-    out.print(
-        f"{len(runs)} runs in all, {attacked:,} images to attack, {queries:,} queries (forwards and backwards).",
-        highlight=False,
-    )
-
-
-def _carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
-    torch.set_num_threads(means.threads)
-    validate(evaluation.runs)
-    if dry_run:
-        _print_plan(evaluation)
-        return
-    check_writable(evaluation.out)
-    with _stoppable(means.log):
-        _follow(evaluation, means)
-    statuses = evaluation.status()
-    failed = sum(status.failed for status in statuses)
-    if means.log is Log.BAR:
-        _print_statuses(statuses)
-    facts = {"out": str(evaluation.out), "failed": failed}
-    if failed:
-        message = f"{failed} images failed; {evaluation.out}/*/records.jsonl says why, --retry-failed tries them again"
-        _tell(means.log, message, "finished", **facts)
-        raise typer.Exit(1)
-    _tell(means.log, f"Results are in {evaluation.out.as_posix()}/", "finished", **facts)
-
-
-def _tell(log: Log, message: str, event: str, **facts: Any) -> None:
-    if log is Log.JSON:
-        print(json.dumps({"event": event, **facts}), flush=True)
-    elif log is Log.BAR:
-        out.print(message, highlight=False)
-
-
-@contextmanager
-def _stoppable(log: Log) -> Iterator[None]:
-    """SIGTERM ends like Ctrl-C: what is known is on the disk already."""
-
-    def stop(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        _tell(log, "Interrupted: every finished image is recorded. The same command again goes on.", "interrupted")
-        raise
-    except OSError as error:
-        raise SegproxError(
-            f"cannot write: {error.strerror or error}; every finished image is recorded, "
-            "and the same command again goes on"
-        ) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _engine(means: Means, show: Callback | None) -> Engine:
-    if means.engine is EngineName.RAY:
-        return Ray(means.workers, means.address, 1.0 if torch.cuda.is_available() else 0.0, means.threads)
-    if means.workers > 1:
-        return Processes(means.workers, means.devices, means.threads)
-    return Local(means.threads, show)
-
-
-def _follow(evaluation: Evaluation, means: Means) -> None:
-    """Do it, and tell how far it is: a bar for everything, one for the run of the last image."""
-    statuses = evaluation.status()
-    units = [Unit(norm) for norm in {status.run.attack.make().norm for status in statuses}]
-    total, done = sum(status.total for status in statuses), sum(len(status.records) for status in statuses)
-    if done and means.log is Log.BAR:
-        out.print(f"{done} of {total} images are done already.", highlight=False)
-    with progress_bar("images", disable=means.log is not Log.BAR) as bar:
-        overall = bar.add_task("all runs", total=total, completed=done)
-        current = bar.add_task("", total=None)
-
-        def show(iteration: Iteration) -> None:
-            norm, apsr = iteration.norm.min().item(), iteration.apsr.max().item()
-            size = units[0].text(norm) if len(units) == 1 else f"norm {norm:.3g}"
-            bar.update(current, description=f"step {iteration.iteration}: {size}, {apsr:.1%}")
-
-        for event in evaluation.go(_engine(means, show if means.log is Log.BAR else None)):
-            status = event.status
-            bar.advance(overall)
-            bar.update(current, description=status.run.attack.name, total=status.total, completed=len(status.records))
-            _report(event, means.log, bar)
-
-
-def _report(event: Event, log: Log, bar: Progress) -> None:
-    status, record = event
-    if log is Log.JSON:
-        facts: dict[str, Any] = {
-            "event": "image",
-            "run": status.run.folder,
-            "image": record.image,
-            "status": record.status,
-        }
-        if isinstance(record, Record):
-            facts |= {"linf": record.found.linf, "apsr": record.found.apsr, "success": record.found.success}
-        else:
-            facts |= {"reason": record.reason}
-        print(json.dumps({**facts, "time": time.time()}), flush=True)
-    elif log is Log.BAR:
-        if isinstance(record, Failure):
-            bar.console.print(f"{record.image} failed: {record.reason}", highlight=False, markup=False, style="red")
-        if len(status.records) == status.total:
-            bar.console.print(f"{status.run.title}: {_summary(status)}", highlight=False, markup=False)
-
-
-def _summary(status: Status) -> str:
-    middle, broken = _found(status)
-    return f"median {middle}, {broken} broken" + (f", {status.failed} failed" if status.failed else "")
-
-
-def _found(status: Status) -> tuple[str, str]:
-    """The median size, and how many of the attacked images are broken."""
-    records = [record for record in status.records.values() if isinstance(record, Record)]
-    broken = f"{sum(record.found.success for record in records)} of {len(records)}"
-    if not records:
-        return "-", broken
-    unit = Unit.of(status.store)
-    return unit.text(median(map(unit.counted, records))), broken
-
-
-def _print_statuses(statuses: Sequence[Status]) -> None:
-    rows = [
-        (status.run, (f"{len(status.records)}/{status.total}", str(status.failed), *_found(status)))
-        for status in statuses
-    ]
-    _print_runs(rows, "images", "failed", "median", "broken")
-    out.print(
-        "Medians are of linf in 255ths, or of the norm that is named; an image that was not broken counts as 255/255, "
-        "or as infinite.",
-        highlight=False,
-        style="dim",
-    )
-
-
-def _print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:
-    """A table for each model and dataset, a line for each attack and goal."""
-    for place, some in groupby(rows, key=lambda row: f"{row[0].model} on {row[0].dataset}"):
-        out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
-        table = plain_table("attack")
-        table.add_column("goal", no_wrap=True)
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for run, cells in some:
-            table.add_row(str(run.attack), run.goal, *cells)
-        out.print(table)
-
-
-def _print_plan(evaluation: Evaluation) -> None:
-    statuses = evaluation.status()
-    timed: dict[str, tuple[float, float]] = {}
-    for status in statuses:
-        name = f"{status.run.model} {status.run.dataset}"
-        if name not in timed:
-            with suppress(SegproxError):  # an image that cannot be read tells nothing
-                timed[name] = time_model(prepare(status.run))
-    estimates = [estimate(status, timed, evaluation.retry_failed) for status in statuses]
-    rows = []
-    for found in estimates:
-        longest = "unknown" if found.seconds is None else str(timedelta(seconds=round(found.seconds)))
-        rows.append((found.run, (str(found.images), f"{found.forwards:,}", f"{found.backwards:,}", longest)))
-    _print_runs(rows, "left", "forwards", "backwards", "at most")
-    whole = timedelta(seconds=round(sum(found.seconds or 0.0 for found in estimates)))
-    images, queries = sum(e.images for e in estimates), sum(e.forwards + e.backwards for e in estimates)
-    out.print(
-        f"{len(estimates)} runs, {images} images, {queries:,} forwards and backwards: at most {whole} with one worker, "
-        "by one timed image per model and dataset. Nothing was attacked.",
-        highlight=False,
-    )
 
 
 @app.command("runs")
@@ -404,7 +168,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
         images, records = store.header["images"], store.latest()
         wanted = min(store.run.settings.limit or images, images)
         statuses.append(Status(store.run, store, max(wanted, len(records)), records))  # it may have been more once
-    _print_statuses(statuses)
+    print_statuses(statuses)
     for status in statuses:
         if status.store.locked:
             out.print(f"{status.run.title}: being written to", highlight=False)
@@ -426,7 +190,7 @@ def verify(
             rows.append((store.run, (found.kind, norm, f"{found.broken}/{found.images}", agree)))
     if not rows:
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
-    _print_runs(rows, "saved as", "linf x 255", "broken", "agree")
+    print_runs(rows, "saved as", "linf x 255", "broken", "agree")
     if disagree:
         out.print(f"{disagree} saved images are not what their records say.", highlight=False)
         raise typer.Exit(1)

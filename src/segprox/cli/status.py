@@ -1,0 +1,111 @@
+"""Tables of runs: what is planned, how far they are, what they found."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import groupby
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from segprox.cli.base import out, plain_table
+from segprox.data import published_length
+from segprox.errors import SegproxError
+from segprox.report.units import Unit
+from segprox.run.evaluate import Evaluation, Status, estimate, time_model
+from segprox.run.plan import Run
+from segprox.run.record import Record
+from segprox.run.worker import prepare
+
+
+def summary(status: Status) -> str:
+    """A run in a line."""
+    middle, broken = _found(status)
+    return f"median {middle}, {broken} broken" + (f", {status.failed} failed" if status.failed else "")
+
+
+def _found(status: Status) -> tuple[str, str]:
+    """The median size, and how many of the attacked images are broken."""
+    records = [record for record in status.records.values() if isinstance(record, Record)]
+    broken = f"{sum(record.found.success for record in records)} of {len(records)}"
+    if not records:
+        return "-", broken
+    unit = Unit.of(status.store)
+    return unit.text(median(map(unit.counted, records))), broken
+
+
+def print_statuses(statuses: Sequence[Status]) -> None:
+    """How far runs are and what they found."""
+    rows = [
+        (status.run, (f"{len(status.records)}/{status.total}", str(status.failed), *_found(status)))
+        for status in statuses
+    ]
+    print_runs(rows, "images", "failed", "median", "broken")
+    out.print(
+        "Medians are of linf in 255ths, or of the norm that is named; an image that was not broken counts as 255/255, "
+        "or as infinite.",
+        highlight=False,
+        style="dim",
+    )
+
+
+def print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:
+    """A table for each model and dataset, a line for each attack and goal."""
+    for place, some in groupby(rows, key=lambda row: f"{row[0].model} on {row[0].dataset}"):
+        out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
+        table = plain_table("attack")
+        table.add_column("goal", no_wrap=True)
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for run, cells in some:
+            table.add_row(str(run.attack), run.goal, *cells)
+        out.print(table)
+
+
+def print_plan(evaluation: Evaluation) -> None:
+    """What is left to do, and how long it may take."""
+    statuses = evaluation.status()
+    timed: dict[str, tuple[float, float]] = {}
+    for status in statuses:
+        name = f"{status.run.model} {status.run.dataset}"
+        if name not in timed:
+            with suppress(SegproxError):  # an image that cannot be read tells nothing
+                timed[name] = time_model(prepare(status.run))
+    estimates = [estimate(status, timed, evaluation.retry_failed) for status in statuses]
+    rows = []
+    for found in estimates:
+        longest = "unknown" if found.seconds is None else str(timedelta(seconds=round(found.seconds)))
+        rows.append((found.run, (str(found.images), f"{found.forwards:,}", f"{found.backwards:,}", longest)))
+    print_runs(rows, "left", "forwards", "backwards", "at most")
+    whole = timedelta(seconds=round(sum(found.seconds or 0.0 for found in estimates)))
+    images, queries = sum(e.images for e in estimates), sum(e.forwards + e.backwards for e in estimates)
+    out.print(
+        f"{len(estimates)} runs, {images} images, {queries:,} forwards and backwards: at most {whole} with one worker, "
+        "by one timed image per model and dataset. Nothing was attacked.",
+        highlight=False,
+    )
+
+
+def print_counts(runs: Sequence[Run]) -> None:
+    """Numbers that need neither models nor data: of the datasets as published."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("dataset", overflow="fold")
+    for heading in ("images", "runs", "attacked", "queries"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    attacked = queries = 0
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        some = [run for run in runs if run.dataset == dataset]
+        images = published_length(dataset)
+        if images is None:
+            table.add_row(dataset, "?", f"{len(some):,}", "?", "?")
+            continue
+        images = min(images, some[0].settings.limit or images)
+        cost = sum(sum(run.attack.make().cost()) for run in some)
+        table.add_row(dataset, *(f"{n:,}" for n in (images, len(some), images * len(some), images * cost)))
+        attacked, queries = attacked + images * len(some), queries + images * cost
+    out.print(table)
+    out.print(
+        f"{len(runs)} runs in all, {attacked:,} images to attack, {queries:,} queries (forwards and backwards).",
+        highlight=False,
+    )
