@@ -9,16 +9,36 @@ settings.load_profile("unhurried")
 
 
 @pytest.fixture
-def segprox(monkeypatch, capsys):
-    """The command line in this process: call it with arguments, get exit code, output and errors."""
+def segprox(request, monkeypatch, capsys):
+    """The command line in this process: call it with arguments, get exit code, output and errors.
+
+    Its console is `WIDTH` wide, if a module of tests says so.
+    """
     from segprox.cli import main
+
+    width = getattr(request.module, "WIDTH", 100)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["segprox", *map(str, arguments)])
-        monkeypatch.setattr("segprox.cli.base.out.width", 100, raising=False)
+        monkeypatch.setattr("segprox.cli.base.out.width", width, raising=False)
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def batch_sizes(monkeypatch):
+    """How many images FMN attacks at a time, in a list that grows."""
+    from segprox.attacks import Fmn
+
+    sizes, run = [], Fmn.run
+
+    def counted(self, model, problem, *rest, **options):
+        sizes.append(len(problem))
+        return run(self, model, problem, *rest, **options)
+
+    monkeypatch.setattr(Fmn, "run", counted)
+    return sizes

@@ -43,19 +43,6 @@ def only(out):
 
 
 @pytest.fixture
-def attacked(monkeypatch):
-    """How many images are attacked, in a list that grows; `fails` may hold one to raise at each attack."""
-    sizes, run = [], Fmn.run
-
-    def counted(self, model, problem, *rest, **options):
-        sizes.append(len(problem))
-        return run(self, model, problem, *rest, **options)
-
-    monkeypatch.setattr(Fmn, "run", counted)
-    return sizes
-
-
-@pytest.fixture
 def folder(tmp_path):
     """Three small pictures of the demo's classes."""
     source = np.random.default_rng(0)
@@ -85,15 +72,15 @@ def fail_at(monkeypatch, number, error):
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
-def test_what_is_done_is_not_done_again(tmp_path, attacked):
+def test_what_is_done_is_not_done_again(tmp_path, batch_sizes):
     run = a_run(limit=3)
     events = done(tmp_path, run)
     assert [event.record.image for event in events] == ["scene-0000", "scene-0001", "scene-0002"]
     assert [len(event.status.records) for event in events] == [3, 3, 3]  # one status, which grows
-    assert len(attacked) == 3
+    assert len(batch_sizes) == 3
     lines = (only(tmp_path).folder / "records.jsonl").read_bytes()
     assert done(tmp_path, run) == []
-    assert len(attacked) == 3
+    assert len(batch_sizes) == 3
     assert (only(tmp_path).folder / "records.jsonl").read_bytes() == lines
 
 
@@ -103,10 +90,10 @@ def test_each_record_is_on_the_disk_before_it_is_told(tmp_path):
         assert only(tmp_path).latest()[event.record.image] == event.record
 
 
-def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_path, attacked):
+def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_path, batch_sizes):
     done(tmp_path, a_run(limit=2))
     assert len(done(tmp_path, a_run(limit=4))) == 2
-    assert len(attacked) == 4
+    assert len(batch_sizes) == 4
     assert only(tmp_path).run.settings.limit == 4
     assert done(tmp_path, a_run(limit=1)) == []
     assert len(only(tmp_path).latest()) == 4
@@ -123,7 +110,7 @@ def test_batches_make_no_difference(tmp_path):
     assert all(same(one[name], two[name]) for name in one)
 
 
-def test_a_changed_image_is_done_again(tmp_path, folder, attacked):
+def test_a_changed_image_is_done_again(tmp_path, folder, batch_sizes):
     run, out = a_run(dataset=f"folder:{folder}?classes=8"), tmp_path / "out"
     done(out, run)
     picture = np.array(Image.open(folder / "images/1.png"))
@@ -131,12 +118,12 @@ def test_a_changed_image_is_done_again(tmp_path, folder, attacked):
     Image.fromarray(picture).save(folder / "images/1.png")
     (event,) = done(out, run)
     assert event.record.image == "1"
-    assert len(attacked) == 4
+    assert len(batch_sizes) == 4
     assert [record.image for record in only(out).records()] == ["0", "1", "2", "1"]
     assert only(out).latest()["1"] == event.record
 
 
-def test_failures_are_tried_again_when_asked_to(tmp_path, monkeypatch, attacked):
+def test_failures_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes):
     run = a_run(limit=3)
     with monkeypatch.context() as patch:
         fail_at(patch, 2, RuntimeError("bad luck"))
@@ -168,7 +155,7 @@ def test_the_header_says_what_a_report_needs(tmp_path):
     assert header["environment"]["torch"] == torch.__version__
 
 
-def test_what_others_wrote_before_the_lock_was_free_counts(tmp_path, monkeypatch, attacked):
+def test_what_others_wrote_before_the_lock_was_free_counts(tmp_path, monkeypatch, batch_sizes):
     run = a_run(limit=1)
     enter = Store.__enter__
 
@@ -179,7 +166,7 @@ def test_what_others_wrote_before_the_lock_was_free_counts(tmp_path, monkeypatch
 
     monkeypatch.setattr(Store, "__enter__", late)
     assert done(tmp_path, run) == []
-    assert len(attacked) == 1
+    assert len(batch_sizes) == 1
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -481,13 +468,13 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(segprox, tmp_path, monkey
     assert len(list(only(tmp_path).records())) == 4
 
 
-def test_two_processes_cannot_write_to_one_run(segprox, tmp_path, attacked):
+def test_two_processes_cannot_write_to_one_run(segprox, tmp_path, batch_sizes):
     run = a_run(dataset="synthetic", limit=1)
     with Store(tmp_path / run.folder):
         code, _, error = segprox("evaluate", *FAST, "--limit", 1, "--out", tmp_path)
     assert code == 2
     assert error.startswith(f"error: another process (pid {os.getpid()}) is writing to")
-    assert attacked == []
+    assert batch_sizes == []
 
 
 def children(pid):

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -15,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from segprox.cli import main
 from segprox.report.contents import compare_tables, report_tables
 from segprox.report.curves import anytime_curve, measure_curve, unbroken_curve
 from segprox.report.figures import _steps, draw_figures, masking_variants, save_figure
@@ -444,18 +442,7 @@ def test_attacks_that_were_not_run_everywhere(tmp_path):
 
 # Degenerate runs, and names from data, through the whole command
 
-
-@pytest.fixture
-def segprox(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["segprox", *map(str, arguments)])
-        monkeypatch.setattr("segprox.cli.base.out.width", 160, raising=False)
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
+WIDTH = 160  # of the console: no cell is cut
 
 
 def test_report_command(segprox, tmp_path):

@@ -35,19 +35,6 @@ def records(results):
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """The sizes of the batches that are attacked."""
-    sizes, run = [], Fmn.run
-
-    def counted(self, model, problem, *rest, **options):
-        sizes.append(len(problem))
-        return run(self, model, problem, *rest, **options)
-
-    monkeypatch.setattr(Fmn, "run", counted)
-    return sizes
-
-
-@pytest.fixture
 def folder(tmp_path):
     """Five small pictures, two of them upright; `folder(...)` names the dataset."""
     random = np.random.default_rng(0)
@@ -171,19 +158,19 @@ def test_names_of_files_are_plain_and_different():
         assert len(f"{file}.safetensors".encode()) <= 255
 
 
-def test_a_batch_is_as_each_image_alone(calls):
+def test_a_batch_is_as_each_image_alone(batch_sizes):
     run = a_run(save=("png",))
     together = work(run, [0, 1])
-    assert calls == [2]
+    assert batch_sizes == [2]
     alone = work(run, [0]) + work(run, [1])
     assert all(same(a.record, b.record) for a, b in zip(together, alone, strict=True))
     assert [result.files for result in together] == [result.files for result in alone]
 
 
-def test_sizes_may_be_mixed(folder, calls):
+def test_sizes_may_be_mixed(folder, batch_sizes):
     run = a_run(dataset=f"folder:{folder}?classes=8")
     together = work(run, [0, 2, 1, 3, 4])
-    assert calls == [2, 2, 1]
+    assert batch_sizes == [2, 2, 1]
     alone = records(result for i in range(5) for result in work(run, [i]))
     assert len(together) == 5
     assert all(same(alone[result.image], result.record) for result in together)
@@ -293,19 +280,19 @@ def test_what_is_wrong_with_the_run_itself_is_raised():
 
 
 # --- what need not be done again --------------------------------------------------------------------------------------
-def test_known_images_are_not_attacked(calls):
+def test_known_images_are_not_attacked(batch_sizes):
     first = records(work(a_run(), [0, 1]))
-    assert calls == [2]
+    assert batch_sizes == [2]
     again = work(a_run(limit=2, save=("png",)), [0, 1], {image: record.key for image, record in first.items()})
     assert [result.record for result in again] == [None, None]
-    assert calls == [2]
+    assert batch_sizes == [2]
     (zero, one) = work(a_run(), [0, 1], {"scene-0000": first["scene-0000"].key, "scene-0001": "other"})
     assert zero.record is None
     assert same(one.record, first["scene-0001"])
-    assert calls == [2, 1]
+    assert batch_sizes == [2, 1]
 
 
-def test_an_image_that_killed_its_workers_is_not_even_looked_at(folder, calls):
+def test_an_image_that_killed_its_workers_is_not_even_looked_at(folder, batch_sizes):
     name = network(folder, "raise AssertionError('looked at')")
     run = a_run(model=name, dataset=f"folder:{folder}?classes=8")
     (result,) = work(run, [0], {"0": failure("0", DEADLY).key})

@@ -133,6 +133,14 @@ def _in_precision(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     return [None if part is None else part.to(dtype) for part in (x, *others)]
 
 
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool, **pairs: Any) -> Any:
+    """Options besides are numbers, or pairs down and across."""
+    if not _differentiates(x, weight, bias) or x.dim() != 4:
+        return NotImplemented
+    options = {"groups": groups, "transposed": transposed, **{name: _pair(value) for name, value in pairs.items()}}
+    return applied(Convolution, *_in_precision(x, weight, bias), options)
+
+
 def _conv2d(
     input: Tensor,
     weight: Tensor,
@@ -142,18 +150,12 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if not _differentiates(input, weight, bias) or input.dim() != 4:
-        return NotImplemented
     if isinstance(padding, str):
         around = [d * (k - 1) * (padding == "same") for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
         if any(total % 2 for total in around):  # one side would get more
             return NotImplemented
         padding = [total // 2 for total in around]
-    options = {
-        "stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation), "groups": groups,
-        "transposed": False,
-    }  # fmt: skip
-    return applied(Convolution, *_in_precision(input, weight, bias), options)
+    return _convolution(input, weight, bias, groups, False, stride=stride, padding=padding, dilation=dilation)
 
 
 def _conv_transpose2d(
@@ -166,13 +168,10 @@ def _conv_transpose2d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    if not _differentiates(input, weight, bias) or input.dim() != 4:
-        return NotImplemented
-    options = {
-        "stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation), "groups": groups,
-        "output_padding": _pair(output_padding), "transposed": True,
-    }  # fmt: skip
-    return applied(Convolution, *_in_precision(input, weight, bias), options)
+    return _convolution(
+        input, weight, bias, groups, True,
+        stride=stride, padding=padding, output_padding=output_padding, dilation=dilation,
+    )  # fmt: skip
 
 
 def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
