@@ -319,6 +319,36 @@ def test_blocks_are_computed_again_only_where_that_pays():
     assert held_bytes(model, images) == before
 
 
+@pytest.mark.parametrize(
+    ("stages", "blocks", "chosen"),
+    [
+        (2, 6, 12),  # each block: 12 inputs stay and 3 are needed at a time; each stage: 2 and 18
+        (8, 2, 8),  # 16 and 3; 8 and 6
+    ],
+)
+def test_of_blocks_within_blocks_those_that_hold_less_are_computed_again(stages, blocks, chosen):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.GELU(), nn.GELU(), nn.GELU())
+
+        def forward(self, x):
+            return x + self.inner(x)
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Segmenter(nn.Sequential(*[Stage() for _ in range(stages)]))
+    assert make_lean(model, again=True).blocks == chosen
+
+
 class Changes(nn.Module):
     """A block that changes what it is fed, so that it cannot be computed again."""
 

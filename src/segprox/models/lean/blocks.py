@@ -13,24 +13,37 @@ from torch.utils.checkpoint import checkpoint
 from segprox.models.segmenter import Segmenter
 
 WORTH = 2  # times what a block is fed must be held within it, or computing it again is not worth the time
+WHOLE = ""  # the network, among the names of its parts
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 Storages = dict[int, UntypedStorage]
 
 
 def checkpoint_blocks(model: Segmenter, images: Tensor) -> list[str]:
-    """Let blocks that hold much more than they are fed compute it again; their names, the outermost only.
+    """Let blocks that hold much more than they are fed compute it again; their names.
 
-    What they hold is measured on `images` `[B, C, H, W]`, with the model's operations as they are.
+    Of blocks within blocks the outer ones leave less behind, but hold all of theirs when they are computed again: what
+    is smaller together decides. It is measured on `images` `[B, C, H, W]`, with the model's operations as they are.
     """
-    chosen: list[str] = []
     candidates = dict(_repeated(model.model))
     fed, held = _measured(model, images, candidates)
-    for name, block in candidates.items():
-        pays = _bytes(held[name]) > WORTH * _bytes(fed[name])
-        if pays and not name.startswith(tuple(f"{outer}." for outer in chosen)):
-            block.forward = partial(_again, block.forward, model.operations)
-            chosen.append(name)
+    paying = [name for name in candidates if _bytes(held[name]) > WORTH * _bytes(fed[name])]
+    outermost = [name for name in paying if not any(_lies_in(name, other) for other in paying)]
+    innermost = [name for name in paying if not any(_lies_in(other, name) for other in paying)]
+
+    def most_held(names: list[str]) -> int:
+        again = {address for name in names for address in held[name]}
+        stays = {address: storage for address, storage in held[WHOLE].items() if address not in again}
+        inputs = {address: storage for name in names for address, storage in fed[name].items()}
+        return _bytes(stays | inputs) + max((_bytes(held[name]) for name in names), default=0)
+
+    chosen = min(innermost, outermost, key=most_held)
+    for name in chosen:
+        candidates[name].forward = partial(_again, candidates[name].forward, model.operations)
     return chosen
+
+
+def _lies_in(name: str, other: str) -> bool:
+    return name.startswith(f"{other}.")
 
 
 def release_blocks(model: Segmenter, names: list[str]) -> None:
@@ -54,11 +67,11 @@ def _repeated(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _measured(
     model: Segmenter, images: Tensor, blocks: dict[str, nn.Module]
 ) -> tuple[dict[str, Storages], dict[str, Storages]]:
-    """The storages of the tensors that each block is fed, and of those that are held within it."""
+    """The storages of the tensors that each block is fed, and of those that are held within it and in the whole."""
     own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
     fed: dict[str, Storages] = defaultdict(dict)
     held: dict[str, Storages] = defaultdict(dict)
-    running: list[str] = []
+    running = [WHOLE]
 
     def enter(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         running.append(name)
