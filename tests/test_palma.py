@@ -106,30 +106,6 @@ def test_all_pixels_may_be_asked_for():
     assert (found.norm <= 1.1 * best).all()
 
 
-def test_many_steps_are_two_rounds():
-    model, problem = load_model("demo-standard"), Problem.join([scene_problem(0), scene_problem(1)])
-    attack, radii = Palma(steps=40, second_round=40), []
-    found = attack.run(model, problem, lambda progress: radii.append(progress.details["radius"].clone()))
-    once = Palma(steps=20).run(model, problem)
-    assert found.forwards.tolist() == [40] * 2 == [attack.cost().forwards] * 2
-    assert found.backwards.tolist() == [38] * 2 == [attack.cost().backwards] * 2
-    assert once.success.all()
-    torch.testing.assert_close(radii[21], once.norm)  # known when the second round has looked at the clean image
-    assert (found.norm <= once.norm).all()
-    assert Palma(steps=39, second_round=40).cost() == (39, 38)
-
-
-def test_a_second_round_without_success_goes_on_with_the_larger_radius():
-    tracker = Tracker(*linear_problem(), "linf")
-    ball = Ball(tracker, 0.8)
-    ball.start(torch.tensor([0.1, 0.2]))
-    ball.radius, ball.pace, ball.missing = torch.tensor([0.3, 0.05]), ball.pace * 0.5, ball.missing * 0.5
-    tracker.success[1], tracker.best_norm[1] = True, 0.04
-    ball.start(torch.tensor([0.1, 0.2]))
-    torch.testing.assert_close(ball.radius, torch.tensor([0.3, 0.04]))
-    assert ball.pace.tolist() == ball.missing.tolist() == [1, 1]
-
-
 def test_patience_leaves_out_what_no_longer_improves():
     model, problem = linear_problem(0.03)
     patient, hasty = Palma(steps=120).run(model, problem), Palma(steps=120, patience=8).run(model, problem)

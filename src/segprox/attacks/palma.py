@@ -56,38 +56,21 @@ class Palma(Attack):
     ] = "fixed"
     calm: Annotated[float, Field(gt=0, le=1, description="factor of steps that lead nowhere, before a success")] = 0.8
     patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
-    second_round: Annotated[
-        int, Field(ge=2, description="from so many steps on, begin again half-way, with the radius found")
-    ] = 300
     bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
 
     def cost(self) -> Cost:
-        """N queries; the last of a round leads nowhere and needs no gradient."""
-        return Cost(self.steps, sum(steps - 1 for steps in self._rounds()))
+        """N queries; the last leads nowhere and needs no gradient."""
+        return Cost(self.steps, max(self._searched() - 1, 0))
 
     def _searched(self) -> int:
         """The queries of the search proper."""
         return self.steps - TRIMS if self.bits and self.steps > 2 * TRIMS else self.steps
 
-    def _rounds(self) -> list[int]:
-        """How many steps each round has."""
-        steps = self._searched()
-        return [steps // 2, steps - steps // 2] if steps >= self.second_round else [steps]
-
     def search(self, tracker: Tracker, watch: Watch) -> None:
-        """A round to learn how large the ball must be, and with many steps one more that knows it from the start."""
-        ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
-        for steps in self._rounds():
-            direction = self._round(tracker, watch, ball, idle, steps)
-            if tracker.finished:  # patience is at its end
-                break
-        if self._searched() < self.steps:
-            self._trim(tracker, watch, direction)
-
-    def _round(self, tracker: Tracker, watch: Watch, ball: "Ball", idle: "Patience", steps: int) -> Tensor:
-        """From the clean image on: weigh the constraints, take a step, fit the ball; the last direction is returned."""
-        problem, x = tracker.problem, tracker.problem.images
+        """Weigh the constraints, take a step, fit the ball."""
+        problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
         masking = ConstraintMask(problem, self.masking, steps)
+        ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
         mu = torch.ones_like(x[:, 0])
         for t in range(1, steps + 1):
@@ -112,7 +95,8 @@ class Palma(Attack):
             length = cosine(self.step_size, self.step_end, t, steps) * ball.pace * ball.radius
             delta.sub_(scale(self._steepest(direction), length))
             delta = (x + project(delta, ball.radius, self.norm)).clamp_(0, 1).sub_(x)
-        return direction
+        if steps < self.steps:
+            self._trim(tracker, watch, direction)
 
     def _penalty_derivative(self, d: Tensor, problem: Problem) -> Tensor:
         """2 sigmoid(d / T): the derivative of the log-sigmoid penalty (Polyak, 2001), 1 where a constraint is tight.
@@ -181,11 +165,8 @@ class Ball:
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
 
     def start(self, radius: Tensor) -> None:
-        """Begin a round: with these, where no better is known."""
-        known = torch.where(self.tracker.success, self.tracker.best_norm, torch.maximum(radius, self.radius))
-        self.radius = torch.minimum(known, self.farthest)
-        self.pace.fill_(1)
-        self.missing.fill_(1)
+        """Begin with these."""
+        self.radius = torch.minimum(radius, self.farthest)
 
     def fit(self, query: Query, rate: float) -> None:
         """Change the logarithm of the radius by at most some times `rate`, in proportion to how many pixels miss."""
