@@ -30,11 +30,10 @@ def fold_batch_norms(model: Segmenter) -> int:
     The network's gradient on a random image is compared with what it was, in double precision; if it differs, or if the
     network cannot take such an image, nothing is folded. The network gets new modules.
     """
-    image = random_image(model).double()
     lower, operations, model.autocast, model.operations = model.autocast, model.operations, None, nullcontext()
     try:
         with in_double(model):
-            return _folded(model, image)
+            return _folded(model, random_image(model).double())
     except Exception:  # a network that takes no such image, or no double precision, whatever it may raise
         return 0
     finally:
