@@ -1,11 +1,21 @@
+import os
 import sys
 
 import pytest
+import torch
 from hypothesis import settings
 
 # The time of an example says nothing on a busy machine: torch's first calls alone may take half a second.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# Every run has the same examples, so that a failure is due to a change; `--hypothesis-profile=explore` looks for others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def random_numbers():
+    """The same in a test whichever ran before it; `SEED=7 pytest` tries others."""
+    torch.manual_seed(int(os.environ.get("SEED", 0)))
 
 
 @pytest.fixture
