@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 
 # The time of an example says nothing on a busy machine: torch's first calls alone may take half a second.
-# Every run has the same examples, so that a failure is due to a change; `--hypothesis-profile=explore` looks for others.
+# Every run has the same examples, so a failure is due to a change; `--hypothesis-profile=explore` tries others.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("same")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import segprox
-from segprox import Segmenter
+from segprox import Segmenter, SegproxError
 from segprox.models import fold_batch_norms
 from segprox.models.lean import fold
 
@@ -100,13 +100,24 @@ def test_norms_in_train_mode_stay():
     assert isinstance(model.model.norm_a, nn.BatchNorm2d)
 
 
-def test_a_network_that_takes_no_random_image():
-    class Picky(nn.Module):
-        def forward(self, x):
-            if x.shape[-1] != 8:
-                raise KeyError("eight or nothing")
-            return x
+class Picky(nn.Module):
+    def forward(self, x):
+        if x.shape[-1] != 8:
+            raise KeyError("eight or nothing")
+        return x
 
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [("fold=true", "no batch norm"), ("lean=true", "small random image"), ("lean=again", "small random image")],
+)
+def test_what_is_asked_for_by_name_comes_true_or_fails(option, complaint):
+    with pytest.raises(SegproxError, match=complaint):
+        segprox.load_model(f"python:tests.test_fold:Picky?{option}")
+    segprox.load_model("python:tests.test_fold:Picky?lean=auto")
+
+
+def test_a_network_that_takes_no_random_image():
     assert fold_batch_norms(Segmenter(Picky())) == 0
 
 

@@ -240,6 +240,31 @@ def test_max_pooling(network):
     assert_same_and_smaller(network, IMAGES, 0.15)
 
 
+class NormsInARow(nn.Module):
+    """As at the beginning of a transformer's stage: the first norm's result goes on and into another norm."""
+
+    def __init__(self, between=lambda x: x):
+        super().__init__()
+        self.first, self.second, self.between = nn.LayerNorm(22), nn.LayerNorm(22, eps=1e-3), between
+        for norm in (self.first, self.second):
+            nn.init.uniform_(norm.weight, -2, 2)
+            nn.init.uniform_(norm.bias, -2, 2)
+
+    def forward(self, x):
+        x = self.between(self.first(x))
+        return x + self.second(x)
+
+
+def test_a_norm_of_a_norm_keeps_one_input_for_both():
+    assert_same_and_smaller(NormsInARow(), IMAGES, 0.6)
+
+
+def test_a_norm_of_something_changed_in_place_keeps_it():
+    (plain, _, held), (gradient, _, lean_held) = both(NormsInARow(lambda x: x.mul_(x.detach().cos())), IMAGES)
+    torch.testing.assert_close(gradient, plain, rtol=1e-12, atol=1e-12)
+    assert lean_held == held
+
+
 def test_attention_without_its_weights():
     torch.manual_seed(0)
 

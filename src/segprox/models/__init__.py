@@ -1,5 +1,6 @@
 """Models by name, each as a Segmenter."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -82,10 +83,20 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
         segmenter = segmenter.double()
     elif options.precision != "float32":
         segmenter.autocast = getattr(torch, options.precision)
-    if options.fold:
-        fold_batch_norms(segmenter)
+    if options.fold and not fold_batch_norms(segmenter):
+        raise SegproxError("fold: this network has no batch norm that can be folded; leave the option out")
     if options.lean and not options.compile:
-        make_lean(segmenter, again=options.lean == "again", at_least=AUTO_BYTES if options.lean == "auto" else 0)
+        _make_lean(segmenter, options)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
     return segmenter
+
+
+def _make_lean(segmenter: Segmenter, options: ModelOptions) -> None:
+    """As the option says: what is asked for by name must come true."""
+    made = make_lean(segmenter, again=options.lean == "again", at_least=AUTO_BYTES if options.lean == "auto" else 0)
+    if options.lean != "auto" and math.isnan(made.error):
+        raise SegproxError(
+            "lean: this network cannot take the small random image on which its gradients are checked; leave the "
+            "option out, or call segprox.models.make_lean with a size that it takes"
+        )

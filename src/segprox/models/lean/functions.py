@@ -131,6 +131,29 @@ class Convolution(torch.autograd.Function):
         return result, None, None, None
 
 
+class NormOfNorm(torch.autograd.Function):
+    """A layer norm of another one's result, which it makes again from the input that the other one keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: Tensor, make: Operation, arguments: tuple[Any, ...]) -> Tensor:
+        """Values `[..., C]` that are `make(first)`; arguments are torch's: shape, weight, bias, eps."""
+        shape, weight, bias, eps = arguments
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.save_for_backward(first, mean, rstd, weight, bias)
+        ctx.make, ctx.shape = make, shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Torch's own gradient, at the values made again."""
+        first, mean, rstd, weight, bias = ctx.saved_tensors
+        result, _, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, ctx.make(first), ctx.shape, mean, rstd, weight, bias, [True, False, False]
+        )
+        return result, None, None, None
+
+
 class MaxPool(torch.autograd.Function):
     """Max pooling that remembers where in its window each maximum was, a byte each."""
 

@@ -13,6 +13,7 @@ from segprox.models.lean.functions import (
     Convolution,
     Gate,
     MaxPool,
+    NormOfNorm,
     Operation,
     Scale,
     Shaped,
@@ -125,9 +126,36 @@ def _instance_norm(
     return _batch_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """It has to keep its input, unless that is the result of another one, as at the beginning of transformers' stages.
+
+    Results say how they are made, for the next one to see; not after a change in place.
+    """
+    if not _differentiates(input, weight, bias) or _lowers_precision(input):
+        return NotImplemented
+    arguments = (list(normalized_shape), weight, bias, eps)
+    first, others, version = getattr(input, "_made_by_norm", (None, (), None))
+    if first is not None and version == input._version:
+        return applied(NormOfNorm, input, first, lambda x: functional.layer_norm(x, *others), arguments)
+    made = functional.layer_norm(input, *arguments)
+    made._made_by_norm = (input.detach(), arguments, made._version)  # type: ignore[attr-defined]
+    return made
+
+
+def _lowers_precision(x: Tensor) -> bool:
+    """Whether autocast is on."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
 def _in_precision(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     """Tensors in the precision of autocast, if that is on: a gradient is taken outside of it and must find them so."""
-    if x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type):
+    if not _lowers_precision(x):
         return [x, *others]
     dtype = torch.get_autocast_dtype(x.device.type)
     return [None if part is None else part.to(dtype) for part in (x, *others)]
@@ -230,6 +258,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[Operation, ...]]] = {
     "transposed convolution": (_conv_transpose2d, (functional.conv_transpose2d,)),
     "batch norm": (_batch_norm, (functional.batch_norm,)),
     "instance norm": (_instance_norm, (functional.instance_norm,)),
+    "layer norm": (_layer_norm, (functional.layer_norm,)),
     "relu": (_relu, (functional.relu, torch.relu, Tensor.relu)),
     "relu in place": (partial(_relu, inplace=True), (torch.relu_, Tensor.relu_)),
     "relu6": (_relu6, (functional.relu6,)),
