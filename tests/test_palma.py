@@ -53,6 +53,38 @@ def test_steps_are_what_it_costs(steps):
     assert found.backwards.tolist() == [steps - 1] * 2 == [attack.cost().backwards] * 2
 
 
+def test_rounds_begin_at_the_image_with_another_ball_and_other_steps():
+    model, problem = linear_problem(0.03)
+    radii, norms = [], []
+
+    def watch(query, radius):
+        radii.append(radius.clone())
+        norms.append(query.norm.clone())
+
+    attack, first = Palma(steps=125, round_steps=41), Palma(steps=41).run(model, problem)
+    tracker = Tracker(model, problem, "linf")
+    attack.search(tracker, watch)
+    assert tracker.forwards.tolist() == [125, 125] == [attack.cost().forwards] * 2
+    assert tracker.backwards.tolist() == [122, 122] == [attack.cost().backwards] * 2
+    assert [i for i, norm in enumerate(norms) if not norm.any()] == [0, 41, 83]
+    torch.testing.assert_close(radii[42], 2 * first.norm)  # the first round is an attack of its own
+    torch.testing.assert_close(norms[42], radii[42] / 2, rtol=1e-2, atol=0)  # steps of half a radius
+    for t in (1, 84):
+        torch.testing.assert_close(norms[t], radii[t], rtol=1e-4, atol=0)  # of two, cut
+    assert (radii[84] >= 3.9 * tracker.best_norm).all()
+    assert (tracker.best_norm <= first.norm).all()
+
+
+def test_a_round_after_failures_begins_where_the_last_one_ended():
+    _, ball = a_ball(1)
+    ball.start(torch.tensor([0.1]))
+    assert ball.radius.tolist() == pytest.approx([0.1])
+    ball.radius, ball.pace = torch.tensor([0.3]), torch.tensor([0.5])
+    ball.start(torch.tensor([0.1]))
+    assert ball.radius.tolist() == pytest.approx([0.3])
+    assert ball.pace.tolist() == [1]
+
+
 def fake_query(apsr, success):
     return SimpleNamespace(apsr=torch.tensor(apsr, dtype=torch.float64), success=torch.tensor(success))
 
@@ -133,9 +165,10 @@ def test_8_bit_images_are_valid_and_succeed():
     assert found.backwards.item() == 60 - TRIMS - 1 == Palma(steps=60, bits=8).cost().backwards
 
 
-def test_trimming_undoes_changes_and_keeps_the_norm():
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_trimming_undoes_changes_and_keeps_the_norm(rounds):
     model, problem = load_model("demo-standard"), scene_problem(1)
-    trimmed, whole = Palma(steps=60, bits=8), Palma(steps=60 - TRIMS, bits=8)
+    trimmed, whole = (Palma(steps=steps, bits=8, round_steps=50 // rounds) for steps in (60, 60 - TRIMS))
     object.__setattr__(whole, "_searched", lambda: whole.steps)  # the same search without the end
     few, many = trimmed.run(model, problem), whole.run(model, problem)
     assert few.norm <= many.norm

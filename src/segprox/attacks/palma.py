@@ -19,7 +19,8 @@ CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
 HOPEFUL = 0.95  # the radius waits while each step leaves at most this share of the pixels that were missing
-MULTIPLIERS = 1e-3, 1e3  # around their mean of 1
+MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
+ANEW = (4.0, 1.0), (2.0, 0.25)  # of later rounds in turns: first radius over the best norm, share of the step size
 IMPROVEMENT = 0.99  # of the best norm: what counts for patience
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
 
@@ -55,22 +56,48 @@ class Palma(Attack):
         Masking, Field(description="the largest constraints to discard: none, a share 1 - nu, or growing to it")
     ] = "fixed"
     calm: Annotated[float, Field(gt=0, le=1, description="factor of steps that lead nowhere, before a success")] = 0.8
+    round_steps: Annotated[
+        int, Field(ge=2, description="fewest of a round; for twice as many, begin anew, differently")
+    ] = 150
     patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
     bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
 
     def cost(self) -> Cost:
-        """N queries; the last leads nowhere and needs no gradient."""
-        return Cost(self.steps, max(self._searched() - 1, 0))
+        """N queries; the last of a round leads nowhere and needs no gradient."""
+        return Cost(self.steps, self._searched() - len(self._rounds()))
 
     def _searched(self) -> int:
         """The queries of the search proper."""
         return self.steps - TRIMS if self.bits and self.steps > 2 * TRIMS else self.steps
 
+    def _rounds(self) -> list[int]:
+        """The queries of each round: at least `round_steps`, unless there is only one."""
+        steps = self._searched()
+        count = max(steps // self.round_steps, 1)
+        return [steps * (i + 1) // count - steps * i // count for i in range(count)]
+
     def search(self, tracker: Tracker, watch: Watch) -> None:
-        """Weigh the constraints, take a step, fit the ball."""
-        problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
-        masking = ConstraintMask(problem, self.masking, steps)
+        """Rounds that all begin at the image; 8-bit images are trimmed in the end."""
         ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
+        direction = torch.zeros_like(tracker.problem.images)
+        for i, steps in enumerate(self._rounds()):
+            before = tracker.best_norm.clone()
+            beyond, share = ANEW[i % 2]
+            latest = self._round(ball, watch, idle, steps, beyond, self.step_size * share)
+            improved = (tracker.best_norm < before).view(-1, 1, 1, 1)
+            direction = torch.where(improved, latest, direction)
+            if tracker.finished:
+                break
+        if self._searched() < self.steps:
+            self._trim(tracker, watch, direction)
+
+    def _round(
+        self, ball: "Ball", watch: Watch, idle: "Patience", steps: int, beyond: float, step_size: float
+    ) -> Tensor:
+        """Weigh the constraints, take a step, fit the ball; the last direction, `[B, C, H, W]`."""
+        tracker = ball.tracker
+        problem, x = tracker.problem, tracker.problem.images
+        masking = ConstraintMask(problem, self.masking, steps)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
         mu = torch.ones_like(x[:, 0])
         for t in range(1, steps + 1):
@@ -88,15 +115,14 @@ class Palma(Attack):
                 mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
             g = query.gradient(pullback(weights))
             if t == 1:
-                ball.start(self.radius * _linear_distance(weights * d, g, self.norm))
+                ball.start(self.radius * _linear_distance(weights * d, g, self.norm), beyond)
             else:
                 ball.fit(query, cosine(self.rate, self.rate_end, t, steps))
             direction.mul_(self.momentum).add_(unit(g, "l1"))
-            length = cosine(self.step_size, self.step_end, t, steps) * ball.pace * ball.radius
+            length = cosine(step_size, self.step_end, t, steps) * ball.pace * ball.radius
             delta.sub_(scale(self._steepest(direction), length))
             delta = (x + project(delta, ball.radius, self.norm)).clamp_(0, 1).sub_(x)
-        if steps < self.steps:
-            self._trim(tracker, watch, direction)
+        return direction
 
     def _penalty_derivative(self, d: Tensor, problem: Problem) -> Tensor:
         """2 sigmoid(d / T): the derivative of the log-sigmoid penalty (Polyak, 2001), 1 where a constraint is tight.
@@ -159,14 +185,16 @@ class Ball:
         self.tracker, self.calm = tracker, calm
         self.farthest = distance(torch.maximum(x, 1 - x), tracker.norm)  # no perturbation within the box is larger
         self.radius = torch.zeros_like(self.farthest)
-        self.pace = torch.ones_like(self.farthest)  # of the steps within
-        self.missing = torch.ones_like(tracker.best_apsr)  # at the last query, the share of pixels
         counted = problem.counted.clamp(min=1)
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
 
-    def start(self, radius: Tensor) -> None:
-        """Begin with these."""
+    def start(self, guess: Tensor, beyond: float = 1.0) -> None:
+        """Begin, or begin anew: `beyond` times the best norm, without one at a guess or where the last round ended."""
+        known = beyond * self.tracker.best_norm
+        radius = torch.where(self.tracker.success, known, torch.maximum(guess, self.radius))
         self.radius = torch.minimum(radius, self.farthest)
+        self.pace = torch.ones_like(self.farthest)  # of the steps within
+        self.missing = torch.ones_like(self.tracker.best_apsr)  # at the last query, the share of pixels
 
     def fit(self, query: Query, rate: float) -> None:
         """Change the logarithm of the radius by at most some times `rate`, in proportion to how many pixels miss."""
