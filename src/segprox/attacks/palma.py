@@ -57,7 +57,7 @@ class Palma(Attack):
     ] = "fixed"
     calm: Annotated[float, Field(gt=0, le=1, description="factor of steps that lead nowhere, before a success")] = 0.8
     round_steps: Annotated[
-        int, Field(ge=2, description="fewest of a round; for twice as many, begin anew, differently")
+        int, Field(ge=2, description="of the first round; for twice as many, begin anew, differently")
     ] = 150
     patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
     bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
@@ -71,10 +71,13 @@ class Palma(Attack):
         return self.steps - TRIMS if self.bits and self.steps > 2 * TRIMS else self.steps
 
     def _rounds(self) -> list[int]:
-        """The queries of each round: at least `round_steps`, unless there is only one."""
+        """The queries of each round: the first is a short run, which a long one must not fall behind."""
         steps = self._searched()
-        count = max(steps // self.round_steps, 1)
-        return [steps * (i + 1) // count - steps * i // count for i in range(count)]
+        anew = steps // self.round_steps - 1
+        if anew < 1:
+            return [steps]
+        rest = steps - self.round_steps
+        return [self.round_steps, *(rest * (i + 1) // anew - rest * i // anew for i in range(anew))]
 
     def search(self, tracker: Tracker, watch: Watch) -> None:
         """Rounds that all begin at the image; 8-bit images are trimmed in the end."""
