@@ -14,6 +14,7 @@ runs the command line, or a script, with it.
 import importlib
 import runpy
 import sys
+from pathlib import Path
 
 import torch
 
@@ -39,6 +40,7 @@ if __name__ == "__main__":
     make_importable()
     if sys.argv[1:] and sys.argv[1].endswith(".py"):
         sys.argv = sys.argv[1:]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as python does: scripts import their neighbours
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         from segprox.cli import main
