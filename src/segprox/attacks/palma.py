@@ -84,11 +84,11 @@ class Palma(Attack):
         ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
         direction = torch.zeros_like(tracker.problem.images)
         for i, steps in enumerate(self._rounds()):
-            before = tracker.best_norm.clone()
+            before = tracker.best_images.clone()
             beyond, share = ANEW[i % 2]
             latest = self._round(ball, watch, idle, steps, beyond, self.step_size * share)
-            improved = (tracker.best_norm < before).view(-1, 1, 1, 1)
-            direction = torch.where(improved, latest, direction)
+            is_new = per_image(torch.any, tracker.best_images != before).view(-1, 1, 1, 1)
+            direction = torch.where(is_new, latest, direction)
             if tracker.finished:
                 break
         if self._searched() < self.steps:
