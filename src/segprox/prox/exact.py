@@ -156,8 +156,6 @@ def exact_size(
     image = _Image(size, reach, weight, scratch)
     if len(size) <= SORTED:
         return _solve(image.all(), step, _Bracket())
-    if weight is None and _sum(reach) <= step:  # at least F(0): nothing is worth its price
-        return 0.0
     if guess:
         guess = image.rounded(guess)
         sums = image.above(guess)
@@ -165,6 +163,8 @@ def exact_size(
             return _near(guess, sums, _Bracket(), image, step)
     sample = image.sample()
     guess = _solve(sample, step * len(sample.size) / len(size), _Bracket())
+    if not guess and weight is None and _sum(reach) <= step:  # at least F(0): nothing is worth its price
+        return 0.0
     likely = _around(guess, sample)
     if likely.high < math.inf:
         guess = image.rounded(guess)
