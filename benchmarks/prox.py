@@ -90,7 +90,7 @@ def draw(rows: dict[float, dict[str, tuple[float, float, float]]], path: Path) -
             objectives.loglog(sigmas, excess, "o-", color=STYLE[solver], label=solver)
     times.set(xlabel="sigma", ylabel="average time [ms]", title="time")
     objectives.set(xlabel="sigma", ylabel="relative", title="objective above that of exact, the optimum")
-    times.legend()
+    times.legend(loc="upper left", ncols=2)
     for axes in (times, objectives):
         axes.grid(alpha=0.3)
     figure.savefig(path)
