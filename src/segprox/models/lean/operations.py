@@ -144,7 +144,7 @@ def _layer_norm(
     if first is not None and version == input._version:
         return applied(NormOfNorm, input, first, lambda x: functional.layer_norm(x, *others), arguments)
     made = functional.layer_norm(input, *arguments)
-    made._made_by_norm = (input.detach(), arguments, made._version)  # type: ignore[attr-defined]
+    made._made_by_norm = (input.detach(), arguments, made._version)  # type: ignore[attr-defined]  # a note
     return made
 
 
