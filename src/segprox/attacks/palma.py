@@ -19,6 +19,7 @@ CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
 HOPEFUL = 0.95  # the radius waits while each step leaves at most this share of the pixels that were missing
+SHORTEST = 0.4  # of the first steps: calm ones get no shorter than that, else they could not follow a falling radius
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
 ANEW = (4.0, 1.0), (2.0, 0.25)  # of later rounds in turns: first radius over the best norm, share of the step size
 IMPROVEMENT = 0.99  # of the best norm: what counts for patience
@@ -122,7 +123,7 @@ class Palma(Attack):
             else:
                 ball.fit(query, cosine(self.rate, self.rate_end, t, steps))
             direction.mul_(self.momentum).add_(unit(g, "l1"))
-            length = cosine(step_size, self.step_end, t, steps) * ball.pace * ball.radius
+            length = cosine(step_size, self.step_end, t, steps) * ball.stride
             delta.sub_(scale(self._steepest(direction), length))
             delta = (x + project(delta, ball.radius, self.norm)).clamp_(0, 1).sub_(x)
         return direction
@@ -195,9 +196,14 @@ class Ball:
         """Begin, or begin anew: `beyond` times the best norm, without one at a guess or where the last round ended."""
         known = beyond * self.tracker.best_norm
         radius = torch.where(self.tracker.success, known, torch.maximum(guess, self.radius))
-        self.radius = torch.minimum(radius, self.farthest)
+        self.radius = self.first = torch.minimum(radius, self.farthest)
         self.pace = torch.ones_like(self.farthest)  # of the steps within
         self.missing = torch.ones_like(self.tracker.best_apsr)  # at the last query, the share of pixels
+
+    @property
+    def stride(self) -> Tensor:
+        """What steps are measured by: the radius, less where they led nowhere, as it is the ball that grew then."""
+        return torch.maximum(self.pace * self.radius, torch.minimum(SHORTEST * self.first, self.radius))
 
     def fit(self, query: Query, rate: float) -> None:
         """Change the logarithm of the radius by at most some times `rate`, in proportion to how many pixels miss."""
