@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from segprox import Palma, Problem, load_dataset, load_model
-from segprox.attacks.palma import TRIMS, Ball, Patience
+from segprox.attacks.palma import SHORTEST, TRIMS, Ball, Patience
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, smallest_norm, smallest_untargeted
 
@@ -119,6 +119,20 @@ def test_steps_keep_their_length_once_there_was_a_success():
     tracker.success[0] = True
     ball.fit(fake_query([0.5, 0.5], [False, False]), 0.1)
     torch.testing.assert_close(ball.pace, torch.tensor([1.0, 0.8]))
+
+
+def test_calm_steps_have_a_least_length_within_the_ball():
+    """The ball grows; its steps are measured by less and less of it, but not by less than a share of the first."""
+    _, ball = a_ball(1)
+    assert ball.stride.item() == pytest.approx(0.1)
+    ball.radius, ball.pace = torch.tensor([0.3]), torch.tensor([0.5])
+    assert ball.stride.item() == pytest.approx(0.15)
+    ball.pace = torch.tensor([0.01])
+    assert ball.stride.item() == pytest.approx(0.1 * SHORTEST)
+    ball.radius = torch.tensor([0.01])
+    assert ball.stride.item() == pytest.approx(0.01)
+    ball.radius = ball.first = torch.zeros(1)
+    assert ball.stride.item() == 0  # nothing to do is no NaN
 
 
 def test_the_ball_is_never_larger_than_the_best_or_than_the_box():
