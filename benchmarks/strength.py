@@ -197,8 +197,11 @@ def eight_bit(options: argparse.Namespace, cases: list[Case], found: dict[tuple[
 
 def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> None:
     kinds = list(dict.fromkeys(case.kind for case in cases))
-    figure = Figure(figsize=(5 * len(kinds), 3.6), dpi=110, layout="constrained")
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
+    columns = min(2, len(kinds))
+    rows = math.ceil(len(kinds) / columns)
+    figure = Figure(figsize=(5 * columns, 3.4 * rows), dpi=110, layout="constrained")
+    for place, kind in enumerate(kinds, start=1):
+        axes = figure.add_subplot(rows, columns, place)
         for k, text in enumerate(options.attacks):
             curves = [found[case, text]["trace"] for case in cases if case.kind == kind]
             queries = sorted({int(point[0]) for curve in curves for point in curve})
@@ -208,7 +211,7 @@ def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case,
         axes.set_ylim(0.9 * least, 5 * least)  # what comes before the first successes says nothing
         axes.set(xscale="log", xlabel="queries (forwards + backwards)", title=kind)
         axes.grid(alpha=0.3, which="both")
-    figure.axes[0].set_ylabel("median of the best linf x 255 so far")
+    figure.supylabel("median of the best linf x 255 so far", fontsize="medium")
     figure.axes[0].legend()
     figure.savefig(options.figure)
 
