@@ -135,6 +135,15 @@ def test_calm_steps_have_a_least_length_within_the_ball():
     assert ball.stride.item() == 0  # nothing to do is no NaN
 
 
+def test_calm_steps_still_follow_the_ball():
+    """The first ball is far too small, and each step that leads nowhere makes the next ones a billion times shorter."""
+    model, problem = linear_problem()
+    tracker, norms = Tracker(model, problem, "linf"), []
+    Palma(steps=10, radius=1e-3, calm=1e-9).search(tracker, lambda query, radius: norms.append(query.norm))
+    assert not tracker.success.any()
+    assert (norms[5] > 1.5 * norms[1]).all()
+
+
 def test_the_ball_is_never_larger_than_the_best_or_than_the_box():
     tracker, ball = a_ball(2)
     tracker.best_norm[0] = 0.05
