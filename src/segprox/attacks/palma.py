@@ -202,7 +202,7 @@ class Ball:
 
     @property
     def stride(self) -> Tensor:
-        """What steps are measured by, `[B]`: the radius, less where steps led nowhere, no less than a share of the first."""
+        """What steps are measured by, `[B]`: the radius, less where they led nowhere, at least a share of the first."""
         return torch.maximum(self.pace * self.radius, torch.minimum(SHORTEST * self.first, self.radius))
 
     def fit(self, query: Query, rate: float) -> None:
