@@ -147,7 +147,8 @@ def test_mixed_batch_of_void_already_wrong_and_normal():
 def test_report_equals_recomputation(threshold, target):
     model, images = small_network(), torch.rand(3, 3, 16, 16, generator=generator(8))
     labels = holes(model(images).argmax(1))
-    found = segprox.attack(model, images, labels, target=target, threshold=threshold, steps=120, step_size=5e-3)
+    options = {"target": target, "threshold": threshold, "steps": 120, "step_size": 5e-3}
+    found = segprox.attack(model, images, labels, "alma-prox", **options)
     assert found.images.min() >= 0
     assert found.images.max() <= 1
     predicted, counted = model(found.images).argmax(1), labels != 255
