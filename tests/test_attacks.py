@@ -386,6 +386,22 @@ class TestApgd:
                 assert halved.tolist() == [False, True, False]
         assert halved.tolist() == [False, True, True]
 
+    @pytest.mark.parametrize(("attack", "ends"), [
+        (Apgd(steps=20, objective="tsallis"), {5, 11, 19}),
+        (Apgd(steps=20, objective="tsallis", reduce_radius=False), {19}),
+    ])  # fmt: skip
+    def test_an_objective_sees_the_progress_of_the_whole_attack_once(self, attack, ends, monkeypatch):
+        seen, tsallis = [], OBJECTIVES["tsallis"]
+
+        def recorded(query, problem, progress):
+            seen.append(progress)
+            return tsallis(query, problem, progress)
+
+        monkeypatch.setitem(OBJECTIVES, "tsallis", recorded)
+        model = small_network()
+        attack.run(model, small_problem("apgd", model, threshold=1.0))
+        assert seen == [k / 20 for k in range(20) if k not in ends]  # the last point of a stage needs no gradient
+
     @pytest.mark.parametrize("objective", OBJECTIVES)
     def test_every_objective_does_damage(self, objective):
         model = small_network()

@@ -53,15 +53,17 @@ class Apgd(BudgetAttack):
         stages, x = self._stages(), tracker.problem.images
         if self.random_start:
             x = x + random_within(x, stages[0][1] * epsilon, self.norm, tracker.problem.generators())
+        done = 0  # points queried in the stages before
         for steps, radius in stages:
             last = radius == 1
             stage = tracker.part("most", stop_at_success=tracker.stop_at_success and last, remember=last)
             start = self.within(x, radius * epsilon, tracker.problem.images)
-            self._ascend(start, stage, radius * epsilon, steps, watch)
-            x = stage.best_images
+            self._ascend(start, stage, radius * epsilon, range(done, done + steps), watch)
+            x, done = stage.best_images, done + steps
 
-    def _ascend(self, start: Tensor, tracker: Tracker, radius: Tensor, steps: int, watch: Watch) -> None:
-        problem = tracker.problem
+    def _ascend(self, start: Tensor, tracker: Tracker, radius: Tensor, points: range, watch: Watch) -> None:
+        """One stage in balls of `radius` `[B]`, whose `points` are these of the attack's N."""
+        problem, steps = tracker.problem, len(points)
         x, before = start, start
         step, rule = 2 * radius, StepRule(steps, radius)
         best = Best(start, torch.zeros_like(start), torch.full_like(radius, -torch.inf))
@@ -73,7 +75,7 @@ class Apgd(BudgetAttack):
             if k == steps - 1:
                 return
             loss = problem.mean(OBJECTIVES["ce"](query, problem, 0.0).values.nan_to_num_(nan=-torch.inf))
-            g = gradient(OBJECTIVES[self.objective], query, problem, k / steps)
+            g = gradient(OBJECTIVES[self.objective], query, problem, points[k] / self.steps)
             rule.see(loss)
             best.update(x, g, loss)
             halved = rule.halve(k, best.loss)
