@@ -295,6 +295,8 @@ def test_random_starts_differ_by_seed_and_image_only():
         ("bisect:fmn", {}, "fmn is a minimal attack already"),
         ("bisect:nothing", {}, "there is no attack 'bisect:nothing'"),
         ("pgd", {"rounds": 3}, "pgd has no field 'rounds'"),
+        ("pgd", {"keep": "smallest-radius"}, "pgd has no field 'keep'"),
+        ("bisect:pgd", {"keep": "all"}, "keep of bisect:pgd cannot be 'all'"),
     ],
 )
 def test_impossible_wishes_are_refused(name, options, sentence):
@@ -306,6 +308,22 @@ def test_asma_refuses_to_be_untargeted():
     model = small_network()
     with pytest.raises(SegproxError, match="asma needs a target"):
         make_attack("asma").run(model, small_problem("pgd", model))
+
+
+def smallest_point(series, threshold):
+    successes = [(norm, apsr) for one in series for norm, apsr in one if apsr >= threshold]
+    least = min(norm for norm, _ in successes)
+    return [point for point in successes if point[0] == least][-1]
+
+
+def most_in_the_smallest_radius(series, threshold):
+    successes = [one for one in series if any(apsr >= threshold for _, apsr in one)]  # each smaller than the one before
+    highest = max(apsr for _, apsr in successes[-1])
+    return [point for point in successes[-1] if point[1] == highest][-1]
+
+
+KEPT_BY = {"smallest-point": smallest_point, "smallest-radius": most_in_the_smallest_radius}
+KEYS = "norm", "apsr"
 
 
 class TestBisection:
@@ -325,12 +343,13 @@ class TestBisection:
         best = smallest_norm(smallest_untargeted(model, images, labels), labels >= 0, 0.99)
         assert (found.norm <= best + 2.0**-12 + 1e-6).all()
 
-    def test_finished_images_cost_no_queries(self):
+    @pytest.mark.parametrize("keep", ["smallest-point", "smallest-radius"])
+    def test_finished_images_cost_no_queries(self, keep):
         model, images = channels_as_logits(4), grey_images(3, 4)
         labels = model(images).argmax(1)
         labels[1] = (labels[1] + 1) % 4  # wrong from the start
         labels[2] = 255  # nothing to make wrong
-        found = make_attack("pgd-ce-13x40").run(model, Problem.build(images, labels))
+        found = make_attack("pgd-ce-13x40", keep=keep).run(model, Problem.build(images, labels))
         assert found.forwards.tolist() == [520, 40, 0]
         assert found.norm[1] == 0
 
@@ -340,6 +359,45 @@ class TestBisection:
         full, early = (make_attack("pgd-ce-13x40", stop_early=stop).run(model, problem) for stop in (False, True))
         assert (early.norm <= full.norm + 2.0**-12).all()
         assert (early.forwards < full.forwards).all()
+
+    @pytest.mark.parametrize("name", ["pgd-ce-13x4x10", "bisect:apgd"])
+    def test_what_is_kept_is_what_the_rule_says_of_the_queries(self, name):
+        model, rounds, steps = small_network(), 4, 9
+        problem = small_problem(name, model, threshold=0.5)
+        attacks = [make_attack(name, rounds=rounds, steps=steps, keep=keep) for keep in KEPT_BY]
+        queries = [[], []]
+        found = [attack.run(model, problem, seen.append) for attack, seen in zip(attacks, queries)]
+        norms, rates = ([torch.stack([getattr(one, key) for one in seen], 1) for seen in queries] for key in KEYS)
+        assert torch.equal(*norms)
+        assert torch.equal(*rates)
+        last_stage = steps - 6 if name == "bisect:apgd" else 0  # whose points alone are within the radius
+        for i in range(3):
+            series = [part.view(rounds, -1)[:, -last_stage:].tolist() for part in (norms[0][i], rates[0][i])]
+            series = [list(zip(*one)) for one in zip(*series)]  # per round, the norm and APSR of each point
+            for result, rule in zip(found, KEPT_BY.values()):
+                assert (result.norm[i].item(), result.apsr[i].item()) == rule(series, 0.5)
+        assert not torch.equal(found[0].images, found[1].images)
+
+    def test_the_smallest_radius_keeps_the_last_of_equals(self):
+        model, images = channels_as_logits(4), grey_images(2, 4)
+        problem = Problem.build(images, model(images).argmax(1))
+        point, radius = (make_attack("i-fgsm-13x20", rounds=1, keep=keep).run(model, problem) for keep in KEPT_BY)
+        torch.testing.assert_close(point.norm, torch.full((2,), 1 / 20))  # the first step makes every pixel wrong
+        farther = torch.maximum(images, 1 - images).amax((1, 2, 3))
+        assert (radius.norm > 0.45).all()  # the last step ends at a face of the box
+        assert (radius.norm <= farther).all()
+
+    def test_a_budget_that_ends_amid_a_round_leaves_what_the_rule_says_by_then(self):
+        model = small_network()
+        problem = small_problem("pgd", model, threshold=0.7)
+        attacks = [make_attack("bisect:pgd", rounds=4, steps=5, keep=keep) for keep in KEPT_BY]
+        for budget in range(1, 38, 2):
+            point, radius = (attack.run(model, problem, budget=budget) for attack in attacks)
+            assert torch.equal(point.forwards, radius.forwards)
+            assert torch.equal(point.success, radius.success)
+            assert (point.norm <= radius.norm)[point.success].all()
+            assert_consistent(radius, model, problem, "linf")
+        assert torch.equal(radius.norm, attacks[1].run(model, problem).norm)
 
     def test_of_l2_starts_at_the_far_corner(self):
         images = grey_images(1, 4)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from segprox import SegproxError
-from segprox.attacks import PAPER_ATTACKS, AlmaProx, Pdpgd, make_attack
+from segprox.attacks import PAPER_ATTACKS, AlmaProx, Bisection, Pdpgd, make_attack
 from segprox.models import PAPER_MODELS
 from segprox.run.plan import AttackEntry, Grid, Run, Settings, Spec, check_runs
 
@@ -166,6 +166,9 @@ def test_the_shipped_paper_is_the_whole_evaluation():
     assert len(plain) == len(PAPER_MODELS) * 2 * len(PAPER_ATTACKS)
     alma = next(run for run in plain if run.attack.name == "alma-prox").attack.make()
     assert alma == AlmaProx(step_size=0.001, penalty=0.01, prox="ternary")
+    bisections = [attack for run in plain if isinstance(attack := run.attack.make(), Bisection)]
+    assert len(bisections) == len(PAPER_MODELS) * 2 * 6
+    assert {attack.keep for attack in bisections} == {"smallest-radius"}
 
 
 def test_the_shipped_paper_has_the_ablation_of_masking():

@@ -18,6 +18,7 @@ def tracked(points, threshold=1.0):
     image = torch.tensor([[0.6, 0.6], [0.5, 0.5]]).view(1, 2, 1, 2)
     problem = Problem.build(image, torch.zeros(1, 1, 2, dtype=torch.long), threshold=threshold)
     tracker = Tracker(channels_as_logits(2), problem, "linf")
+    query = None
     for second in points:
         point = image.clone()
         point[0, 1, 0] = torch.tensor(second)
@@ -46,6 +47,37 @@ def test_a_later_success_replaces_a_higher_apsr():
     result = tracked([[0.9, 0.9], [0.5, 0.65]], threshold=0.5)[0].result()
     assert result.apsr.tolist() == [0.5]
     torch.testing.assert_close(result.norm, torch.tensor([0.15]))
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_part_with_a_radius_is_judged_by_it_and_by_apsr(judged):
+    tracker, _ = tracked([[0.5, 0.5]], threshold=0.5)
+    for radius, points in [
+        (0.6, [[0.5, 0.65], [0.95, 0.9]]),
+        (0.5, [[0.5, 0.7], [0.8, 0.85], [0.9, 0.9], [0.5, 0.75]]),
+    ]:
+        part = tracker.part("most", radius=torch.tensor([radius]) if judged else None)
+        for second in points:
+            point = tracker.problem.images.clone()
+            point[0, 1, 0] = torch.tensor(second)
+            part.query(point)
+    result = tracker.result()
+    # In the smaller radius two points make both pixels wrong; without radii the first point is the smallest of all.
+    assert result.apsr.tolist() == [1.0 if judged else 0.5]
+    torch.testing.assert_close(result.norm, torch.tensor([0.4 if judged else 0.15]))
+    assert [step.norm for step in result.traces[0]] == pytest.approx([0.15, 0.45, 0.2, 0.35, 0.4] if judged else [0.15])
+
+
+def test_the_image_itself_needs_no_radius():
+    tracker, _ = tracked([], threshold=0.5)
+    tracker.problem.labels[0, 0, 0] = 1  # wrong as it is
+    part = tracker.part("most", radius=torch.tensor([0.5]))
+    part.query(tracker.problem.images)
+    far = tracker.problem.images.clone()
+    far[0, 1, 0, 1] = 0.9
+    part.query(far)
+    assert part.best_apsr.tolist() == [1.0]
+    assert tracker.result().norm.tolist() == [0]
 
 
 def test_gradient_is_counted_and_pulled_back():

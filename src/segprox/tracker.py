@@ -78,6 +78,7 @@ class Tracker:
     host synchronisation, unless images are to be left out once they are done.
 
     An attack made of attacks gives each its own tracker by `part`, which counts and remembers for the whole as well.
+    Where parts have a radius, the best success of a `smallest` whole is the one of highest APSR in the smallest radius.
 
     Args:
         model: the model.
@@ -108,10 +109,12 @@ class Tracker:
         self.best_norm = problem.images.new_zeros(size)
         self.best_apsr = torch.full((size,), -1.0, dtype=torch.float64, device=device)
         self.success = torch.zeros(size, dtype=torch.bool, device=device)
+        self._best_radius = torch.zeros_like(self.best_norm)  # of the part that found the best success, if it had one
         self.stop_at_success = stop_at_success
         self.skipped: Tensor | None = None  # images not to ask about, bool [B]
         self._whole: Tracker | None = None
         self._remembers_for_whole = True
+        self._radius: Tensor | None = None  # [B]: what successes of this part are judged by in the whole
         self._journal = Journal(size)
         self._classes = 0  # of the model; 0 before the first query, which is checked
         self._start = time.perf_counter()
@@ -123,6 +126,7 @@ class Tracker:
         skipped: Tensor | None = None,
         stop_at_success: bool = False,
         remember: bool = True,
+        radius: Tensor | None = None,
     ) -> "Tracker":
         """A tracker for a part of the attack.
 
@@ -131,10 +135,12 @@ class Tracker:
             skipped: images that the part does not ask about, bool `[B]`.
             stop_at_success: as for the whole.
             remember: whether a point of the part may become the best of the whole.
+            radius: of the part's ball, `[B]`: the whole judges successes by it, not by their norms.
         """
         part = Tracker(self.model, self.problem, self.norm, goal, stop_at_success, self.budget)
         part.skipped = skipped if self.skipped is None else self.skipped if skipped is None else skipped | self.skipped
         part._whole, part._remembers_for_whole, part._classes = self, remember, self._classes
+        part._radius = radius
         return part
 
     @property
@@ -237,29 +243,51 @@ class Tracker:
             apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
         return apsr
 
-    def _matters(self, norm: Tensor, apsr: Tensor) -> Tensor:
+    def _matters(self, norm: Tensor, apsr: Tensor, radius: Tensor | None = None) -> Tensor:
         """Which successes would be the best so far, here or in the whole."""
-        here = self._improves(norm, apsr)
-        return here if self._whole is None else here | self._whole._matters(norm, apsr)
+        here = self._improves(norm, apsr, radius)
+        return here if self._whole is None else here | self._whole._matters(norm, apsr, self._radius_of(norm))
 
-    def _improves(self, norm: Tensor, apsr: Tensor) -> Tensor:
-        """Which successes at this norm and APSR would be the best so far; of equally small ones, the last."""
-        return ~self.success | (norm <= self.best_norm if self.goal == "smallest" else apsr > self.best_apsr)
+    def _improves(self, norm: Tensor, apsr: Tensor, radius: Tensor | None) -> Tensor:
+        """Which successes at this norm and APSR, in a part of this radius, would be the best so far."""
+        if self.goal == "most":
+            return ~self.success | (apsr > self.best_apsr)
+        if radius is None:
+            return ~self.success | (norm <= self.best_norm)  # of equally small ones, the last
+        return (
+            ~self.success
+            | (radius < self._best_radius)
+            | ((radius == self._best_radius) & (apsr >= self.best_apsr))  # of equals, the last, as the paper's code
+        )
 
-    def _remember(self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor) -> None:
+    def _radius_of(self, norm: Tensor) -> Tensor | None:
+        """The radius that the whole judges successes of this norm by, `[B]`, if any; the image itself needs none."""
+        return None if self._radius is None else torch.where(norm == 0, norm, self._radius)
+
+    def _remember(
+        self,
+        points: Tensor,
+        norm: Tensor,
+        apsr: Tensor,
+        success: Tensor,
+        asked: Tensor,
+        radius: Tensor | None = None,
+    ) -> None:
         if self.goal == "smallest":
             closer = ~success & ~self.success & (apsr > self.best_apsr)
-            better = (success & self._improves(norm, apsr) | closer) & asked
+            better = (success & self._improves(norm, apsr, radius) | closer) & asked
         else:
             better = (apsr > self.best_apsr) & asked
         torch.where(better.view(-1, 1, 1, 1), points, self.best_images, out=self.best_images)
         self.best_norm = torch.where(better, norm, self.best_norm)
         self.best_apsr = torch.where(better, apsr, self.best_apsr)
+        if radius is not None:
+            self._best_radius = torch.where(better, radius, self._best_radius)
         self.success |= success
         if self._whole is None:
             self._note()
         elif self._remembers_for_whole:
-            self._whole._remember(points, norm, apsr, success, asked)
+            self._whole._remember(points, norm, apsr, success, asked, self._radius_of(norm))
 
     def _note(self) -> None:
         self._journal.note(self.forwards + self.backwards, self.best_norm, self.success)

@@ -20,6 +20,10 @@ class Bisection(Attack):
     radius is known to 2^(1 - R). (The paper says 2^-13 for 13 rounds; as its code, this one reaches 2^-12.) For l2 the
     first radius is the distance to the farthest corner of the box. An image that fails at the first radius goes on with
     larger ones, which cannot leave the box but make larger steps.
+
+    A round queries many points, and its success need not lie on the surface of its ball. `keep` says which success is
+    returned: the smallest of all rounds, or what the paper's code returns and measures, which is never smaller. The
+    points queried are the same.
     """
 
     family: ClassVar[Literal["minimal", "budget"]] = "minimal"
@@ -30,6 +34,13 @@ class Bisection(Attack):
     stop_early: Annotated[
         bool, Field(description="end an image's round at its first success: the same radii for fewer queries")
     ] = False
+    keep: Annotated[
+        Literal["smallest-point", "smallest-radius"],
+        Field(
+            description="which success to return: the one of smallest norm, or, as the paper's code does, the one of "
+            "highest APSR in the smallest radius that succeeded"
+        ),
+    ] = "smallest-point"
 
     @property
     def norm(self) -> NormName:  # type: ignore[override]  # that of the attack within
@@ -49,7 +60,12 @@ class Bisection(Attack):
             finished = tracker.success & (tracker.best_norm == 0)  # wrong without any perturbation
             hopeless = tracker.problem.counted == 0  # no pixel counts
             middle = (low + high) / 2
-            part = tracker.part("most", skipped=finished | hopeless, stop_at_success=self.stop_early)
+            part = tracker.part(
+                "most",
+                skipped=finished | hopeless,
+                stop_at_success=self.stop_early,
+                radius=middle if self.keep == "smallest-radius" else None,
+            )
             if part.finished:
                 return
             self.attack.spend(part, middle, watch)

@@ -143,7 +143,7 @@ def make_attack(name: str, **options: Any) -> Attack:
         raise refusal(error, name) from None
 
 
-BISECTION_FIELDS = ("rounds", "stop_early")
+BISECTION_FIELDS = ("rounds", "stop_early", "keep")
 
 
 def field_names(entry: Named) -> list[str]:
