@@ -251,6 +251,19 @@ def test_two_classes_void_images_and_empty_batches(name):
     assert len(make_attack(name, **SHORT[name]).run(model, nothing).norm) == 0
 
 
+@pytest.mark.parametrize("name", [*ATTACKS, "bisect:apgd"])
+def test_the_layout_of_the_images_in_memory_does_not_matter(name):
+    # What works in place on a flattened tensor works on a copy, if the tensor is strided.
+    model, images = random_linear(4, 3).double(), grey_images(2, 3).double()
+    labels = model(images).argmax(1)
+    strided = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    assert not strided.is_contiguous()
+    attack, target = spender(name), 1 if name == "asma" else None
+    found = [attack.run(model, Problem.build(x, labels, target=target, threshold=0.9)) for x in (images, strided)]
+    torch.testing.assert_close(found[0].norm, found[1].norm)
+    torch.testing.assert_close(found[0].apsr, found[1].apsr)
+
+
 class NanAbove(torch.nn.Module):
     def __init__(self):
         super().__init__()
