@@ -9,6 +9,9 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import torch
+from torch import Tensor
+
 from segprox import Sample, Segmenter
 
 IGNORE = (255,)
@@ -37,3 +40,9 @@ def references(folder: Path, **wanted: object) -> dict[str, dict[str, object]]:
     """The entries of `reference.json` with these values, by image."""
     entries = json.loads((folder / "reference.json").read_text())["results"]
     return {entry["image"]: entry for entry in entries if all(entry[key] == value for key, value in wanted.items())}
+
+
+def load_retina(folder: Path) -> Sample:
+    """A fundus photograph without labels: what a network sees in it has to do."""
+    image: Tensor = _module(folder / "data.py").retina()
+    return Sample("retina", image, torch.full(image.shape[1:], IGNORE[0]))

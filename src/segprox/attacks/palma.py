@@ -1,15 +1,16 @@
 """PALMA, projected augmented Lagrangian minimal attack: the smallest ball in which enough pixels give way."""
 
-from typing import Annotated, ClassVar, Literal
+import math
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from segprox.attacks.base import FIELDS, Attack, Cost, Watch
 from segprox.attacks.lagrangian import ConstraintMask, Masking
-from segprox.attacks.schedules import cosine
 from segprox.losses import dlr_plus, margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
@@ -17,18 +18,28 @@ from segprox.tracker import Query, Tracker
 
 CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
-FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
-HOPEFUL = 0.95  # the radius waits while each step leaves at most this share of the pixels that were missing
-SHORTEST = 0.4  # of the first steps: calm ones get no shorter than that, else they could not follow a falling radius
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
-ANEW = (4.0, 1.0), (2.0, 0.25)  # of later rounds in turns: first radius over the best norm, share of the step size
+FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
+HOPEFUL = 0.93  # the radius waits while fewer pixels miss than this share of their recent mean
+RECENT = 0.6  # weight of the past in that mean
+LAST_RATE, LAST_STEP = 0.001, 0.05  # where a sweep ends: change of log radius, step over radius
+FASTER, SLOWER, PACES = 1.1, 0.85, (0.002, 0.3)  # how a descent's rate follows successes and losses, and its range
+LEEWAY = 1.2  # the radius stays within this times the best norm: there is nothing to find beyond
+TRUSTED = 0.15  # the share of the predicted decrease at which steps keep their length
+TRUST_GAIN, TRUST_CHANGE = 0.5, (0.7, 1.25)  # how strongly the length follows that share, and the factors allowed
+SETTLED, LOOK = 0.97, 10  # a descent is over when the best norm keeps this share over so many steps,
+EXHAUSTED = 0.995  # or this share, where the last sweep did not gain anything
+INSIDE, SHORT, GENTLE = 0.997, 0.05, 0.01  # a descent from the best point: radius over norm, step over radius, rate
 IMPROVEMENT = 0.99  # of the best norm: what counts for patience
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
+HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class Palma(Attack):
     """Constraints d <= 0 on a share nu of the pixels, one multiplier each, in a ball whose radius follows the APSR.
+
+    Nothing depends on the number of steps: a run of N steps is the beginning of every longer one.
 
     Example:
         >>> import segprox
@@ -43,12 +54,10 @@ class Palma(Attack):
     paper: ClassVar[str] = "segprox, see docs/palma.md"
 
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 200
-    radius: Annotated[float, Field(gt=0, description="first radius, over what the first gradient suggests")] = 1.5
-    rate: Annotated[float, Field(gt=0, le=1, description="gamma(0): change of log radius")] = 0.15
-    rate_end: Annotated[float, Field(gt=0, le=1, description="gamma(N)")] = 0.001
-    step_size: Annotated[float, Field(gt=0, description="alpha(0): length of a step, over the radius")] = 2.0
-    step_end: Annotated[float, Field(gt=0, description="alpha(N)")] = 0.05
+    steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins with the shorter one")] = 200
+    radius: Annotated[float, Field(gt=0, description="first radius, over what the first gradient suggests")] = 3.0
+    rate: Annotated[float, Field(gt=0, le=1, description="gamma: change of log radius, at the beginning")] = 0.15
+    step_size: Annotated[float, Field(gt=0, description="alpha: longest step, over the radius")] = 2.0
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of a direction that is kept")] = 0.85
     temperature: Annotated[float, Field(gt=0, description="tau: softness of constraints, over their mean size")] = 0.05
     smoothing: Annotated[float, Field(ge=0, le=1, description="of multipliers; 1 leaves them all equal")] = 0.95
@@ -56,85 +65,67 @@ class Palma(Attack):
     masking: Annotated[
         Masking, Field(description="the largest constraints to discard: none, a share 1 - nu, or growing to it")
     ] = "fixed"
-    calm: Annotated[float, Field(gt=0, le=1, description="factor of steps that lead nowhere, before a success")] = 0.8
-    round_steps: Annotated[
-        int, Field(ge=2, description="of the first round; for twice as many, begin anew, differently")
-    ] = 150
+    sweep: Annotated[int, Field(ge=2, description="steps of the first sweep; each later one has twice as many")] = 50
     patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
     bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
 
     def cost(self) -> Cost:
-        """N queries; the last of a round leads nowhere and needs no gradient."""
-        return Cost(self.steps, self._searched() - len(self._rounds()))
+        """N queries; the last leads nowhere and needs no gradient."""
+        return Cost(self.steps, self._searched() - 1)
 
     def _searched(self) -> int:
         """The queries of the search proper."""
         return self.steps - TRIMS if self.bits and self.steps > 2 * TRIMS else self.steps
 
-    def _rounds(self) -> list[int]:
-        """The queries of each round: the first is a short run, which a long one must not fall behind."""
-        steps = self._searched()
-        anew = steps // self.round_steps - 1
-        if anew < 1:
-            return [steps]
-        rest = steps - self.round_steps
-        return [self.round_steps, *(rest * (i + 1) // anew - rest * i // anew for i in range(anew))]
-
     def search(self, tracker: Tracker, watch: Watch) -> None:
-        """Rounds that all begin at the image; 8-bit images are trimmed in the end."""
-        ball, idle = Ball(tracker, self.calm), Patience(tracker, self.patience)
-        direction = torch.zeros_like(tracker.problem.images)
-        for i, steps in enumerate(self._rounds()):
-            before = tracker.best_images.clone()
-            beyond, share = ANEW[i % 2]
-            latest = self._round(ball, watch, idle, steps, beyond, self.step_size * share)
-            is_new = per_image(torch.any, tracker.best_images != before).view(-1, 1, 1, 1)
-            direction = torch.where(is_new, latest, direction)
-            if tracker.finished:
-                break
-        if self._searched() < self.steps:
-            self._trim(tracker, watch, direction)
-
-    def _round(
-        self, ball: "Ball", watch: Watch, idle: "Patience", steps: int, beyond: float, step_size: float
-    ) -> Tensor:
-        """Weigh the constraints, take a step, fit the ball; the last direction, `[B, C, H, W]`."""
-        tracker = ball.tracker
-        problem, x = tracker.problem, tracker.problem.images
+        """Weigh the constraints, take a step, fit the ball, round after round; 8-bit images are trimmed in the end."""
+        problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
         masking = ConstraintMask(problem, self.masking, steps)
+        rounds, ball, idle = Rounds(tracker, self.sweep), Ball(tracker, self.rate), Patience(tracker, self.patience)
+        trust = Trust(tracker, HALF_LEVEL if self.bits else 0.0)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
+        ranking = direction  # of changes by their worth: the direction that led to the best point
         mu = torch.ones_like(x[:, 0])
         for t in range(1, steps + 1):
             query = tracker.query(self._image(x + delta))
-            watch(query, radius=ball.radius)
+            watch(query, radius=ball.radius, step=trust.length, sweep=rounds.index)
+            if self.bits:
+                ranking = _choose(query.success & (query.norm <= tracker.best_norm), direction, ranking)
             if t == steps or idle():
                 break
             d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
             d.nan_to_num_(nan=0.0)
-            if t == 1:
-                weights = problem.shares(d.dtype) * (d > 0)
-            else:
-                push = self._penalty_derivative(d, problem).mul_(masking(d, t))
-                weights = mu * push
-                mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
+            rounds.count()
+            trust.judge(d, self.step_size * ball.radius, rounds)
+            trust.length = trust.length * ball.fit(query, rounds)  # a growing ball carries the steps along
+            penalty = Penalty(mu * masking(d, t), self._softness(d, problem))
+            weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))
             if t == 1:
-                ball.start(self.radius * _linear_distance(weights * d, g, self.norm), beyond)
-            else:
-                ball.fit(query, cosine(self.rate, self.rate_end, t, steps))
-            direction.mul_(self.momentum).add_(unit(g, "l1"))
-            length = cosine(step_size, self.step_end, t, steps) * ball.stride
-            delta.sub_(scale(self._steepest(direction), length))
-            delta = (x + project(delta, ball.radius, self.norm)).clamp_(0, 1).sub_(x)
-        return direction
+                ball.start(self.radius * _linear_distance(weights * d, g, self.norm))
+                trust.length = self.step_size * ball.radius
+            mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
+            direction = self.momentum * direction + unit(g, "l1")
+            sweeping = rounds.anneal(self.step_size, LAST_STEP) * ball.radius
+            length = torch.where(rounds.sweeping, sweeping, trust.length)
+            ahead = project(delta - scale(self._steepest(direction), length), ball.radius, self.norm)
+            ahead = (x + ahead).clamp_(0, 1).sub_(x)
+            trust.predict(penalty, d, g, ahead - delta)
+            over = rounds.over()
+            start = _choose(rounds.sweeping, tracker.best_images - x, torch.zeros_like(x))  # of the other kind
+            delta = _choose(over, start, ahead)
+            direction = _choose(over, torch.zeros_like(x), direction)
+            mu = torch.where(over.view(-1, 1, 1), 1.0, mu)
+            ball.restart(over, rounds.sweeping)
+            trust.restart(over, ball)
+            rounds.restart(over)
+        if steps < self.steps:
+            self._trim(tracker, watch, ranking)
 
-    def _penalty_derivative(self, d: Tensor, problem: Problem) -> Tensor:
-        """2 sigmoid(d / T): the derivative of the log-sigmoid penalty (Polyak, 2001), 1 where a constraint is tight.
-
-        Constraints are measured by their mean size, so logits of any scale lead to the same attack.
-        """
+    def _softness(self, d: Tensor, problem: Problem) -> Tensor:
+        """T, `[B, 1, 1]`: constraints are measured by their mean size, so the scale of the logits does not matter."""
         size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
-        return (d / (self.temperature * size).view(-1, 1, 1)).sigmoid_().mul_(2)
+        return (self.temperature * size).view(-1, 1, 1)
 
     def _normalised(self, mu: Tensor, problem: Problem) -> Tensor:
         """Multipliers of mean 1: only their proportions matter, as steps have a length of their own."""
@@ -181,40 +172,152 @@ def _linear_distance(violations: Tensor, gradient: Tensor, norm: NormName) -> Te
     return per_image(torch.sum, violations) / distance(gradient, dual(norm)).clamp(min=LEAST_SLOPE)
 
 
+def _choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """`yes` for some of the images (bool `[B]`), `no` for the others, `[B, C, H, W]`."""
+    return torch.where(which.view(-1, 1, 1, 1), yes, no)
+
+
+class Penalty(NamedTuple):
+    """Polyak's log-sigmoid Lagrangian (2001) as a function of the constraints: sum_i 2 w_i T softplus(d_i / T)."""
+
+    weights: Tensor  # w, [B, H, W]: multipliers of the constraints that count, 0 for the others
+    softness: Tensor  # T, [B, 1, 1]
+
+    def value(self, d: Tensor) -> Tensor:
+        """The penalty of each image, `[B]`."""
+        return per_image(torch.sum, softplus(d / self.softness).mul_(self.weights).mul_(2 * self.softness))
+
+    def derivative(self, d: Tensor) -> Tensor:
+        """With respect to d, `[B, H, W]`: w where a constraint is tight, 2 w far from it, 0 far beyond it."""
+        return (d / self.softness).sigmoid_().mul_(self.weights).mul_(2)
+
+
+class Rounds:
+    """What each image is at: a descent until it settles, then a sweep, then a descent from the best point, and so on.
+
+    A descent takes steps as long as the gradient can be believed; a sweep begins at the image with steps that are too
+    long, which get shorter along a cosine. One finds a way where the other does not.
+    """
+
+    def __init__(self, tracker: Tracker, sweep: int) -> None:
+        self.tracker, self.sweep = tracker, sweep
+        self.index = torch.zeros_like(tracker.forwards)  # [B]: even in descents, odd in sweeps
+        self.age = torch.zeros_like(tracker.forwards)  # [B]: queries of the round
+        self.mark = torch.full_like(tracker.best_norm, torch.inf)  # [B]: the best norm when last looked at
+        self.enough = torch.full_like(self.mark, SETTLED)  # [B]: the share of it at which a descent is over
+
+    @property
+    def sweeping(self) -> Tensor:
+        """Which images are in a sweep, bool `[B]`."""
+        return self.index % 2 == 1
+
+    @property
+    def _length(self) -> Tensor:
+        return self.sweep * 2 ** (self.index // 2)  # of a sweep
+
+    def count(self) -> None:
+        """One more query."""
+        self.age += 1
+
+    def anneal(self, first: float, last: float) -> Tensor:
+        """From the first value to the last along half a cosine over a sweep, `[B]`."""
+        share = (self.age - 1) / (self._length - 1)
+        return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
+
+    def over(self) -> Tensor:
+        """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled."""
+        look = torch.where(self.sweeping, self.age >= self._length, self.age % LOOK == 0)
+        known = self.tracker.success
+        over = look & known & (self.sweeping | (self.tracker.best_norm > self.enough * self.mark))
+        swept = torch.where(self.tracker.best_norm > IMPROVEMENT * self.mark, EXHAUSTED, SETTLED)
+        self.enough = torch.where(over & self.sweeping, swept.to(self.enough.dtype), self.enough)
+        self.mark = torch.where(look & known, self.tracker.best_norm, self.mark)
+        return over
+
+    def restart(self, over: Tensor) -> None:
+        """Begin the next round of these images."""
+        self.index = self.index + over
+        self.age = torch.where(over, 0, self.age)
+
+
 class Ball:
     """The radius of each image's ball, `[B]`: smaller after a success, larger where pixels are missing for good."""
 
-    def __init__(self, tracker: Tracker, calm: float) -> None:
+    def __init__(self, tracker: Tracker, rate: float) -> None:
         problem, x = tracker.problem, tracker.problem.images
-        self.tracker, self.calm = tracker, calm
+        self.tracker, self.rate = tracker, rate
         self.farthest = distance(torch.maximum(x, 1 - x), tracker.norm)  # no perturbation within the box is larger
-        self.radius = torch.zeros_like(self.farthest)
+        self.radius = self.farthest
+        self.pace = torch.full_like(self.farthest, rate / 1.5)  # of descents, once there is a success
+        self.missing = torch.ones_like(tracker.best_apsr)  # the share of pixels, a recent mean
         counted = problem.counted.clamp(min=1)
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
 
-    def start(self, guess: Tensor, beyond: float = 1.0) -> None:
-        """Begin, or begin anew: `beyond` times the best norm, without one at a guess or where the last round ended."""
-        known = beyond * self.tracker.best_norm
-        radius = torch.where(self.tracker.success, known, torch.maximum(guess, self.radius))
-        self.radius = self.first = torch.minimum(radius, self.farthest)
-        self.pace = torch.ones_like(self.farthest)  # of the steps within
-        self.missing = torch.ones_like(self.tracker.best_apsr)  # at the last query, the share of pixels
+    def start(self, guess: Tensor) -> None:
+        """The first radius, `[B]`."""
+        self.radius = torch.minimum(guess, self.farthest)
 
-    @property
-    def stride(self) -> Tensor:
-        """What steps are measured by, `[B]`: the radius, less where they led nowhere, at least a share of the first."""
-        return torch.maximum(self.pace * self.radius, torch.minimum(SHORTEST * self.first, self.radius))
+    def restart(self, over: Tensor, swept: Tensor) -> None:
+        """Begin another round where one is over: a descent after a sweep, a sweep after a descent."""
+        share = torch.where(swept, INSIDE, LEEWAY)
+        radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best_norm, self.farthest)
+        self.radius = torch.where(over & self.tracker.success, radius, self.radius)
+        self.pace = torch.where(over, GENTLE, self.pace)
+        self.missing = torch.where(over, 1.0, self.missing)
 
-    def fit(self, query: Query, rate: float) -> None:
-        """Change the logarithm of the radius by at most some times `rate`, in proportion to how many pixels miss."""
-        missing = 1 - query.apsr
+    def fit(self, query: Query, rounds: Rounds) -> Tensor:
+        """Change the logarithm of the radius by at most some times the rate, in proportion to how many pixels miss.
+
+        Returns by what factor each ball has grown, `[B]`, 1 where it has not.
+        """
+        missing, success, known = 1 - query.apsr, query.success, self.tracker.success
         excess = (missing / self.allowed).log().clamp_(FASTEST_SHRINK, FASTEST_GROWTH)
         growth = torch.where(missing < HOPEFUL * self.missing, 0.0, excess.clamp(min=0))
-        change = torch.where(query.success, excess.clamp(max=SLOWEST_SHRINK), growth)
-        held = torch.where(query.success, torch.minimum(self.radius, self.tracker.best_norm), self.radius)
-        self.radius = torch.minimum(held * (rate * change).exp().to(held.dtype), self.farthest)
-        self.pace = torch.where((growth > 0) & ~self.tracker.success, self.pace * self.calm, self.pace)
-        self.missing = missing
+        rate = torch.where(known, self.pace, self.rate)
+        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
+        change = rate * torch.where(success, excess.clamp(max=SLOWEST_SHRINK), growth)
+        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best_norm)
+        held = torch.where(success, torch.minimum(self.radius, reached), self.radius)
+        radius = torch.minimum(held * change.exp().to(held.dtype), self.farthest)
+        radius = torch.where(known, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
+        begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
+        radius = torch.where(begun, radius, self.radius)
+        grown, self.radius = (radius / self.radius).clamp(min=1), radius
+        pace = self.pace * torch.where(success, FASTER, torch.where(known, SLOWER, 1.0)).to(self.pace.dtype)
+        self.pace = torch.where(begun, pace.clamp(*PACES), self.pace)
+        mean = torch.where(success, missing, torch.lerp(missing, self.missing, RECENT))
+        self.missing = torch.where(begun, mean, self.missing)
+        return grown
+
+
+class Trust:
+    """The length of a descent's steps, `[B]`: what the last step did is compared with what its gradient predicted."""
+
+    def __init__(self, tracker: Tracker, least: float) -> None:
+        self.least = least
+        self.length = torch.zeros_like(tracker.best_norm)
+        self.predicted = torch.zeros_like(tracker.best_norm)  # change of the penalty; 0 before the first step
+        self.penalty: Penalty | None = None
+
+    def predict(self, penalty: Penalty, d: Tensor, gradient: Tensor, move: Tensor) -> None:
+        """Note what a move `[B, C, H, W]` should do to the penalty, were it linear."""
+        self.penalty, self.value = penalty, penalty.value(d)
+        self.predicted = per_image(torch.sum, gradient * move)
+
+    def judge(self, d: Tensor, longest: Tensor, rounds: Rounds) -> None:
+        """Longer steps after one that kept its promise, at most the `longest` `[B]`, shorter ones otherwise."""
+        if self.penalty is None:
+            return
+        down = (self.predicted < 0) & ~rounds.sweeping
+        ratio = (self.penalty.value(d) - self.value) / torch.where(down, self.predicted, -1.0)
+        factor = (1 + TRUST_GAIN * (ratio - TRUSTED)).clamp_(*TRUST_CHANGE)
+        length = torch.where(down, self.length * factor, self.length)
+        self.length = length.clamp(min=self.least).minimum(longest)
+
+    def restart(self, over: Tensor, ball: Ball) -> None:
+        """Steps of a descent from the best point are short."""
+        self.length = torch.where(over, SHORT * ball.radius, self.length)
+        self.predicted = torch.where(over, 0.0, self.predicted)
 
 
 class Patience:
