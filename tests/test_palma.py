@@ -1,4 +1,4 @@
-"""PALMA: the ball that fits itself, 8-bit images, patience."""
+"""PALMA: rounds, the ball that fits itself, steps that are trusted, 8-bit images, patience."""
 
 import math
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from segprox import Palma, Problem, load_dataset, load_model
-from segprox.attacks.palma import SHORTEST, TRIMS, Ball, Patience
+from segprox.attacks.palma import LEEWAY, LOOK, TRIMS, Ball, Patience, Penalty, Rounds, Trust
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, smallest_norm, smallest_untargeted
 
@@ -53,104 +53,180 @@ def test_steps_are_what_it_costs(steps):
     assert found.backwards.tolist() == [steps - 1] * 2 == [attack.cost().backwards] * 2
 
 
-def test_rounds_begin_at_the_image_with_another_ball_and_other_steps():
-    model, problem = linear_problem(0.03)
-    radii, norms = [], []
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_a_longer_run_begins_with_the_shorter_one(norm):
+    """Nothing depends on the number of steps, so more of them never give more."""
+    model, problem = load_model("demo-standard"), scene_problem(1)
+    short, long = (Palma(steps=steps, norm=norm, sweep=20).run(model, problem) for steps in (30, 90))
+    shared = [point for point in long.traces[0] if point[0] <= 2 * 30 - 1]
+    assert list(short.traces[0]) == shared
+    assert long.norm <= short.norm
+
+
+def test_sweeps_begin_at_the_image_in_a_ball_that_is_a_little_larger_than_the_best():
+    model, problem = linear_problem(0.03, batch=1)
+    tracker, seen = Tracker(model, problem, "linf"), []
 
     def watch(query, radius):
-        radii.append(radius.clone())
-        norms.append(query.norm.clone())
+        seen.append((query.norm.item(), radius.item(), tracker.best_norm.item()))
 
-    attack, first = Palma(steps=127, round_steps=41), Palma(steps=41).run(model, problem)
+    Palma(steps=150, sweep=20).search(tracker, watch)
+    starts = [t for t, (norm, _, _) in enumerate(seen) if norm == 0]
+    assert len(starts) >= 3  # the first descent, and two sweeps
+    for t in starts[1:]:
+        assert seen[t][1] == pytest.approx(LEEWAY * seen[t][2])
+    after = starts[1] + 20  # the sweep is over: a descent from the best point
+    assert seen[after][0] == pytest.approx(seen[after][2], rel=1e-5)
+
+
+def a_tracker(batch, best=0.2, success=True):
+    model, problem = linear_problem(batch=batch)
     tracker = Tracker(model, problem, "linf")
-    attack.search(tracker, watch)
-    assert tracker.forwards.tolist() == [127, 127] == [attack.cost().forwards] * 2
-    assert tracker.backwards.tolist() == [124, 124] == [attack.cost().backwards] * 2
-    assert [i for i, norm in enumerate(norms) if not norm.any()] == [0, 41, 84]
-    torch.testing.assert_close(radii[42], 2 * first.norm)  # the first round is an attack of its own
-    torch.testing.assert_close(norms[42], radii[42] / 2, rtol=1e-2, atol=0)  # steps of half a radius
-    for t in (1, 85):
-        torch.testing.assert_close(norms[t], radii[t], rtol=1e-4, atol=0)  # of two, cut
-    assert (radii[85] >= 3.9 * tracker.best_norm).all()
-    assert (tracker.best_norm <= first.norm).all()
+    tracker.best_norm.fill_(best)
+    tracker.success.fill_(success)
+    return tracker
 
 
-def test_a_round_after_failures_begins_where_the_last_one_ended():
-    _, ball = a_ball(1)
-    ball.start(torch.tensor([0.1]))
-    assert ball.radius.tolist() == pytest.approx([0.1])
-    ball.radius, ball.pace = torch.tensor([0.3]), torch.tensor([0.5])
-    ball.start(torch.tensor([0.1]))
-    assert ball.radius.tolist() == pytest.approx([0.3])
-    assert ball.pace.tolist() == [1]
+def test_a_descent_is_over_when_it_has_settled_and_a_sweep_after_its_steps():
+    tracker = a_tracker(2)
+    rounds, over = Rounds(tracker, sweep=4), []
+    for _ in range(2 * LOOK):
+        rounds.count()
+        tracker.best_norm[0] *= 0.99  # the other image does not get any further
+        over.append(rounds.over().tolist())
+    assert over == [[False, False]] * (2 * LOOK - 1) + [[False, True]]
+    rounds.restart(torch.tensor([False, True]))
+    assert rounds.sweeping.tolist() == [False, True]
+    ages = []
+    for lengths in (4, 8):  # each sweep has twice as many steps as the last
+        for age in range(1, lengths + 1):
+            rounds.count()
+            ages.append(rounds.anneal(2.0, 1.0)[1].item())
+            assert rounds.over()[1] == (age == lengths)
+        rounds.restart(torch.tensor([False, True]))
+        rounds.index[1] += 1
+    assert ages[0] == ages[4] == 2
+    assert ages[3] == ages[11] == pytest.approx(1)
+    assert ages[:4] == sorted(ages[:4], reverse=True)
 
 
-def fake_query(apsr, success):
-    return SimpleNamespace(apsr=torch.tensor(apsr, dtype=torch.float64), success=torch.tensor(success))
+def test_a_descent_without_a_success_is_never_over():
+    rounds = Rounds(a_tracker(1, success=False), sweep=4)
+    for _ in range(5 * LOOK):
+        rounds.count()
+        assert not rounds.over().any()
 
 
-def a_ball(batch, threshold=0.99):
-    model, problem = linear_problem(threshold=threshold, batch=batch)
-    tracker = Tracker(model, problem, "linf")
-    tracker.best_norm.fill_(0.2)
-    ball = Ball(tracker, 0.8)
+def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
+    tracker = a_tracker(2)
+    rounds = Rounds(tracker, sweep=2)
+    rounds.index += 1
+    rounds.mark = torch.tensor([0.2, 0.3])  # the second image's sweep has gained a third
+    for _ in range(2):
+        rounds.count()
+        over = rounds.over()
+    rounds.restart(over)
+    assert over.tolist() == [True, True]
+    for _ in range(LOOK):
+        rounds.count()
+        tracker.best_norm *= 0.999
+        over = rounds.over()
+    assert over.tolist() == [False, True]
+
+
+def test_the_penalty_has_the_derivative_it_says():
+    d = torch.linspace(-2, 2, 24, dtype=torch.float64).view(2, 3, 4).requires_grad_()
+    penalty = Penalty(torch.rand(2, 3, 4, dtype=torch.float64), torch.tensor([0.1, 0.7]).double().view(2, 1, 1))
+    (wanted,) = torch.autograd.grad(penalty.value(d).sum(), d)
+    torch.testing.assert_close(penalty.derivative(d.detach()), wanted)
+
+
+def test_steps_get_longer_where_they_keep_their_promise_and_shorter_where_they_do_not():
+    tracker = a_tracker(5)
+    rounds, trust = Rounds(tracker, sweep=4), Trust(tracker, least=0.0)
+    rounds.index[4] = 1  # a sweep has steps of its own
+    penalty = Penalty(torch.ones(5, 1, 1), torch.full((5, 1, 1), 1e-3))
+    trust.length = torch.full((5,), 0.1)
+    trust.predict(penalty, torch.ones(5, 1, 1), torch.ones(5, 1, 1, 1), torch.full((5, 1, 1, 1), -0.5))
+    trust.predicted = torch.full((5,), -1.0)  # the penalty is 2 d where d is large
+    d = torch.tensor([0.5, 0.925, 2.0, 0.5, 0.5]).view(-1, 1, 1)  # all of it, just enough of it, the wrong way
+    trust.judge(d, torch.tensor([1.0, 1.0, 1.0, 0.11, 1.0]), rounds)
+    torch.testing.assert_close(trust.length, torch.tensor([0.125, 0.1, 0.07, 0.11, 0.1]))
+
+
+def test_8_bit_steps_stay_visible():
+    tracker = a_tracker(1)
+    trust = Trust(tracker, least=0.5 / 255)
+    penalty = Penalty(torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+    trust.length = torch.full((1,), 0.5 / 255)
+    trust.predict(penalty, torch.ones(1, 1, 1), torch.ones(1, 1, 1, 1), -torch.ones(1, 1, 1, 1))
+    trust.judge(torch.full((1, 1, 1), 3.0), torch.ones(1), Rounds(tracker, sweep=4))
+    assert trust.length.item() == pytest.approx(0.5 / 255)
+
+
+def fake_query(apsr, success, norm=0.1):
+    size = len(apsr)
+    return SimpleNamespace(
+        apsr=torch.tensor(apsr, dtype=torch.float64), success=torch.tensor(success), norm=torch.full((size,), norm)
+    )
+
+
+def a_ball(batch, success=True):
+    tracker = a_tracker(batch, success=success)
+    ball, rounds = Ball(tracker, 0.15), Rounds(tracker, sweep=50)
     ball.start(torch.full((batch,), 0.1))
+    ball.pace.fill_(0.1)
     ball.missing = torch.full((batch,), 0.5, dtype=torch.float64)
-    return tracker, ball
+    rounds.age += 5
+    return tracker, ball, rounds
 
 
 def test_the_ball_shrinks_after_successes_by_how_clear_they_are():
-    _, ball = a_ball(3)
+    _, ball, rounds = a_ball(3)
     allowed = ball.allowed[0].item()
-    ball.fit(fake_query([1.0, 1 - allowed / math.e, 1 - allowed], [True, True, True]), 0.1)
+    grown = ball.fit(fake_query([1.0, 1 - allowed / math.e, 1 - allowed], [True, True, True]), rounds)
     wanted = [0.1 * math.exp(-0.2), 0.1 * math.exp(-0.1), 0.1 * math.exp(-0.03)]
     torch.testing.assert_close(ball.radius, torch.tensor(wanted))
+    assert grown.tolist() == [1, 1, 1]
 
 
 def test_the_ball_grows_only_where_nothing_gets_better():
-    _, ball = a_ball(3)
-    ball.fit(fake_query([0.5, 0.6, 0.4], [False, False, False]), 0.1)
+    _, ball, rounds = a_ball(3)
+    grown = ball.fit(fake_query([0.5, 0.6, 0.4], [False, False, False]), rounds)
     torch.testing.assert_close(ball.radius, torch.tensor([0.1 * math.exp(0.1), 0.1, 0.1 * math.exp(0.1)]))
-    torch.testing.assert_close(ball.pace, torch.tensor([0.8, 1.0, 0.8]))
+    torch.testing.assert_close(grown, ball.radius / 0.1)
 
 
-def test_steps_keep_their_length_once_there_was_a_success():
-    tracker, ball = a_ball(2)
-    tracker.success[0] = True
-    ball.fit(fake_query([0.5, 0.5], [False, False]), 0.1)
-    torch.testing.assert_close(ball.pace, torch.tensor([1.0, 0.8]))
+def test_the_pace_follows_successes_and_losses():
+    _, ball, rounds = a_ball(2)
+    ball.fit(fake_query([1.0, 0.5], [True, False]), rounds)
+    torch.testing.assert_close(ball.pace, torch.tensor([0.11, 0.085]))
 
 
-def test_calm_steps_have_a_least_length_within_the_ball():
-    """The ball grows; its steps are measured by less and less of it, but not by less than a share of the first."""
-    _, ball = a_ball(1)
-    assert ball.stride.item() == pytest.approx(0.1)
-    ball.radius, ball.pace = torch.tensor([0.3]), torch.tensor([0.5])
-    assert ball.stride.item() == pytest.approx(0.15)
-    ball.pace = torch.tensor([0.01])
-    assert ball.stride.item() == pytest.approx(0.1 * SHORTEST)
-    ball.radius = torch.tensor([0.01])
-    assert ball.stride.item() == pytest.approx(0.01)
-    ball.radius = ball.first = torch.zeros(1)
-    assert ball.stride.item() == 0  # nothing to do is no NaN
+def test_before_the_first_success_the_ball_grows_by_the_rate():
+    _, ball, rounds = a_ball(1, success=False)
+    ball.fit(fake_query([0.5], [False]), rounds)
+    assert ball.radius.item() == pytest.approx(0.1 * math.exp(0.15))
+    assert ball.pace.item() == pytest.approx(0.1)
 
 
-def test_calm_steps_still_follow_the_ball():
-    """The first ball is far too small, and each step that leads nowhere makes the next ones a billion times shorter."""
-    model, problem = linear_problem()
-    tracker, norms = Tracker(model, problem, "linf"), []
-    Palma(steps=10, radius=1e-3, calm=1e-9).search(tracker, lambda query, radius: norms.append(query.norm))
-    assert not tracker.success.any()
-    assert (norms[5] > 1.5 * norms[1]).all()
+def test_the_point_that_a_round_begins_at_does_not_change_its_ball():
+    _, ball, rounds = a_ball(1)
+    rounds.age.fill_(1)
+    ball.fit(fake_query([0.0], [False], norm=0.0), rounds)
+    assert ball.radius.item() == pytest.approx(0.1)
+    assert ball.missing.item() == 0.5
 
 
-def test_the_ball_is_never_larger_than_the_best_or_than_the_box():
-    tracker, ball = a_ball(2)
+def test_the_ball_is_never_much_larger_than_the_best_or_larger_than_the_box():
+    tracker, ball, rounds = a_ball(3)
     tracker.best_norm[0] = 0.05
-    ball.start(torch.tensor([0.1, 5.0]))
+    tracker.success[1] = False
+    ball.start(torch.tensor([0.1, 5.0, 0.1]))
     assert ball.radius[1] == ball.farthest[1] <= 1
-    ball.fit(fake_query([1.0, 0.2], [True, False]), 0.1)
-    torch.testing.assert_close(ball.radius, torch.tensor([0.05 * math.exp(-0.2), ball.farthest[1]]))
+    tracker.best_norm[2] = 0.08
+    ball.fit(fake_query([1.0, 0.2, 0.2], [True, False, False]), rounds)
+    torch.testing.assert_close(ball.radius, torch.tensor([0.05 * math.exp(-0.2), ball.farthest[1], LEEWAY * 0.08]))
 
 
 def test_all_pixels_may_be_asked_for():
@@ -170,7 +246,7 @@ def test_patience_leaves_out_what_no_longer_improves():
 
 
 def test_patience_waits_for_a_first_success():
-    tracker, _ = a_ball(1)
+    tracker = a_tracker(1, success=False)
     idle = Patience(tracker, 2)
     assert not any(idle() for _ in range(10))
     tracker.success[0] = True
@@ -188,10 +264,10 @@ def test_8_bit_images_are_valid_and_succeed():
     assert found.backwards.item() == 60 - TRIMS - 1 == Palma(steps=60, bits=8).cost().backwards
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_trimming_undoes_changes_that_matter_least_and_keeps_the_norm(rounds, monkeypatch):
+@pytest.mark.parametrize("sweep", [10, 50])
+def test_trimming_undoes_changes_that_matter_least_and_keeps_the_norm(sweep, monkeypatch):
     model, problem = load_model("demo-standard"), scene_problem(1)
-    trimmed, whole = (Palma(steps=steps, bits=8, round_steps=50 // rounds) for steps in (60, 60 - TRIMS))
+    trimmed, whole = (Palma(steps=steps, bits=8, sweep=sweep) for steps in (60, 60 - TRIMS))
     object.__setattr__(whole, "_searched", lambda: whole.steps)  # the same search without the end
     few, many = trimmed.run(model, problem), whole.run(model, problem)
     trim = Palma._trim

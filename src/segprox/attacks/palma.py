@@ -88,7 +88,7 @@ class Palma(Attack):
         mu = torch.ones_like(x[:, 0])
         for t in range(1, steps + 1):
             query = tracker.query(self._image(x + delta))
-            watch(query, radius=ball.radius, step=trust.length, sweep=rounds.index)
+            watch(query, radius=ball.radius)
             if self.bits:
                 ranking = _choose(query.success & (query.norm <= tracker.best_norm), direction, ranking)
             if t == steps or idle():
