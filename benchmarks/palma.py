@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
+from cases import Nervous, Stubborn
 from realbench import IGNORE, load_network, load_samples
 from segprox import Problem, Segmenter, load_dataset, load_model, make_attack
 from segprox.tracker import Attacked
@@ -38,13 +38,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no momentum": {"momentum": 0.0},
     "more momentum": {"momentum": 0.95},
     "shorter steps": {"step_size": 0.5},
-    "shorter last steps": {"step_end": 0.01},
-    "longer last steps": {"step_end": 0.2},
-    "no calming": {"calm": 1.0},
     "slow radius": {"rate": 0.05},
     "quick radius": {"rate": 0.3},
-    "first radius 1": {"radius": 1.0},
-    "first radius 3": {"radius": 3.0},
+    "first radius 1.5": {"radius": 1.5},
+    "first radius 6": {"radius": 6.0},
+    "endless first sweep": {"sweep": 10_000},
+    "shorter sweeps": {"sweep": 25},
     "patience 15": {"patience": 15},
 }
 
@@ -55,32 +54,6 @@ class Case(NamedTuple):
     name: str
     model: Segmenter
     problem: Problem
-
-
-class Stubborn(nn.Module):
-    """A network whose clean answer weighs so much more: nothing small changes it."""
-
-    def __init__(self, network: Segmenter, image: Tensor, weight: float) -> None:
-        super().__init__()
-        self.network = network
-        with torch.no_grad():
-            self.clean = weight * network(image[None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        return self.network(images) + self.clean
-
-
-class Nervous(nn.Module):
-    """A network that sees the image's departure from the clean one many times as large."""
-
-    def __init__(self, network: Segmenter, image: Tensor, gain: float) -> None:
-        super().__init__()
-        self.network, self.image, self.gain = network, image[None], gain
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        return self.network((self.image + self.gain * (images - self.image)).clamp(0, 1))
 
 
 def embedded(model: str) -> list[Case]:

@@ -1,51 +1,39 @@
-"""Minimal attacks on real networks, image by image, beside the paper authors' own results.
+"""Minimal attacks on real networks, case by case, as ratios to the smallest norm that anything has ever found.
 
-    python benchmarks/strength.py --realbench FOLDER
-    python benchmarks/strength.py --realbench FOLDER --cases camvid --attacks palma@150 alma-prox@500?prox=ternary
+    python benchmarks/strength.py --realbench FOLDER --best FILE
+    python benchmarks/strength.py --realbench FOLDER --half development --kinds crop --attacks palma@200 fmn@500?alpha=1
 
-Cases are images of one network: `camvid` (the images of reference.json, true labels), `road` (two of them, every pixel
-to become road), and two networks trained elsewhere whose own clean predictions are the labels, `small` and `large`. An
-attack is NAME@STEPS with fields after a question mark; `authors@500` is the ALMA prox of the paper's authors, where
-adv-lib is installed. Cells are linf x 255, "-" and the APSR where an attack fails.
-Then ratios to the reference where it has the image, else to the first attack. `--json` keeps what was found, with
-traces; what is there already is not computed again. `--figure` draws the best norm after every query.
+Cases are those of `cases.py`: `judged` by default, `development` to make choices on. An attack is NAME@STEPS with
+fields after a question mark; `authors@500` is the ALMA prox of the paper's authors, where adv-lib is installed (it
+needs three classes and says so). A run of PALMA is the beginning of every longer one, so only the longest of each kind
+is computed and the others are read from its trace. `--json` keeps what was found, with traces, and what is there is
+not computed again. `--best` keeps the smallest norm known of each case, and by what it was found; up to 2,000 steps of
+any attack may go in there. `--figure` draws the norm after every fifth step over the best known.
 """
 
 import argparse
 import json
 import math
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal, NamedTuple
+from statistics import median, quantiles
+from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from realbench import IGNORE, load_network, load_samples, references
-from segprox import Problem, make_attack
+from cases import HALVES, Case, list_cases, load_case
+from segprox import SegproxError, make_attack
 from segprox.attacks.base import Attack, Cost, Watch
 from segprox.naming import Name
 from segprox.tracker import Tracker
 
-CAMVID, ROAD = "espnet-camvid", 3
-OTHERS = {"small": "espnetv2-0.5-cityscapes", "large": "espnetv2-1.5-cityscapes"}
-ATTACKS = ["alma-prox@500", "palma@50", "palma@100", "palma@150", "palma@500"]
-
-
-class Case(NamedTuple):
-    """An image of a network."""
-
-    kind: str
-    network: str
-    image: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.image}"
-
+KINDS = ["whole", "crop", "targeted", "binary", "transformer"]
+ATTACKS = ["palma@50", "palma@100", "palma@200", "palma@500", "alma-prox@500", "fmn@500"]
 
 Found = dict[str, Any]
 
@@ -67,6 +55,9 @@ class Authors(Attack):
         from adv_lib.attacks.segmentation import alma_prox
 
         problem = tracker.problem
+        with torch.no_grad():
+            if tracker.model(problem.images).shape[1] < 3:
+                raise SegproxError("adv-lib's ALMA prox needs three classes")
         images = alma_prox(
             tracker.model,
             problem.images,
@@ -79,59 +70,61 @@ class Authors(Attack):
         watch(tracker.query(images))
 
 
-def list_cases(folder: Path, kinds: list[str]) -> list[Case]:
-    known = list(references(folder, model=CAMVID, attack="alma-prox", steps=500, targeted=False))
-    found = {"camvid": [Case("camvid", CAMVID, image) for image in known]}
-    found["road"] = [Case("road", CAMVID, image) for image in known[:2]]
-    for kind, network in OTHERS.items():
-        found[kind] = [Case(kind, network, image) for image in known[::2]]
-    return [case for kind in kinds for case in found[kind]]
-
-
-def problem(folder: Path, case: Case) -> Problem:
-    sample = load_samples(folder)[case.image]
-    if case.kind in OTHERS:
-        with torch.no_grad():
-            own = load_network(folder, case.network)(sample.image[None]).argmax(1)
-        return Problem.build(sample.image[None], own)
-    road = ROAD if case.kind == "road" else None
-    return Problem.build(sample.image[None], sample.label[None], target=road, ignore=IGNORE)
+def split(text: str) -> tuple[str, int, dict[str, Any]]:
+    """Name, steps and fields of NAME@STEPS?FIELDS."""
+    name, _, fields = text.partition("?")
+    name, _, steps = name.partition("@")
+    return name, int(steps), Name.parse(f"{name}?{fields}").options if fields else {}
 
 
 def attack(folder: Path, case: Case, text: str) -> Found:
+    """What an attack finds; `error` says why it could not be run."""
     torch.set_num_threads(1)
-    name, _, fields = text.partition("?")
-    name, _, steps = name.partition("@")
-    options = Name.parse(f"{name}?{fields}").options if fields else {}
-    network, wanted = load_network(folder, case.network), problem(folder, case)
-    chosen = Authors(steps=int(steps)) if name == "authors" else make_attack(name, steps=steps, **options)
-    found = chosen.run(network, wanted)
-    clean, changed = wanted.images, found.images
-    rounded = changed.mul(255).round().div(255)
+    name, steps, options = split(text)
+    network, problem = load_case(folder, case)
+    chosen = Authors(steps=steps) if name == "authors" else make_attack(name, steps=steps, **options)
+    try:
+        found = chosen.run(network, problem)
+    except SegproxError as error:
+        return {"error": str(error)}
+    rounded = found.images.mul(255).round().div(255)
     with torch.no_grad():
-        apsr = wanted.apsr(network(rounded))
+        apsr = problem.apsr(network(rounded))
+    levels = 255 * (rounded - problem.images).abs().max().item()
     return {
         "success": bool(found.success),
         "norm": 255 * found.norm.item(),
         "apsr": found.apsr.item(),
         "trace": [[queries, 255 * norm] for queries, norm in found.traces[0]],
         "seconds": found.seconds,
-        "changed": (changed != clean).float().mean().item(),
-        "rounded": [255 * (rounded - clean).abs().max().item(), apsr.item(), (rounded != clean).float().mean().item()],
+        "rounded": [levels, apsr.item(), (rounded != problem.images).float().mean().item()],
     }
 
 
-def cell(found: Found) -> str:
-    return f"{found['norm']:.3f}" if found["success"] else f"- ({found['apsr']:.1%})"
+def longest(attacks: list[str], text: str) -> str:
+    """The run from which an attack's result is read: of PALMA, the longest with the same fields."""
+    name, _, options = split(text)
+    if name != "palma" or options.get("masking") == "decay":
+        return text
+    same = [other for other in attacks if split(other)[0] == name and split(other)[2] == options]
+    return max(same, key=lambda other: split(other)[1])
+
+
+def norm_of(found: Found, steps: int) -> float:
+    """The norm after so many steps of a forward and a backward each; infinite before the first success."""
+    if "error" in found:
+        return math.nan
+    return min((norm for queries, norm in found["trace"] if queries <= 2 * steps), default=math.inf)
 
 
 def run(options: argparse.Namespace, cases: list[Case]) -> dict[tuple[Case, str], Found]:
     kept: dict[str, Found] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    wanted = [(case, text) for case in cases for text in options.attacks]
+    needed = list(dict.fromkeys(longest(options.attacks, text) for text in options.attacks))
+    wanted = [(case, text) for text in needed for case in cases]
     with ProcessPoolExecutor(options.workers) as pool:
         jobs = {
             pool.submit(attack, options.realbench, case, text): f"{case} {text}"
-            for case, text in sorted(wanted, key=lambda pair: options.attacks.index(pair[1]))
+            for case, text in wanted
             if f"{case} {text}" not in kept
         }
         for job in as_completed(jobs):
@@ -141,79 +134,124 @@ def run(options: argparse.Namespace, cases: list[Case]) -> dict[tuple[Case, str]
     return {(case, text): kept[f"{case} {text}"] for case, text in wanted}
 
 
+def know(options: argparse.Namespace, found: dict[tuple[Case, str], Found]) -> dict[str, float]:
+    """The smallest norm of each case: of this run, and of all before that `--best` has kept."""
+    best: dict[str, list[Any]] = {}
+    if options.best and options.best.exists():
+        best = json.loads(options.best.read_text())
+    for (case, text), result in found.items():
+        norm = norm_of(result, split(text)[1])
+        if math.isfinite(norm) and norm < best.get(str(case), [math.inf])[0]:
+            best[str(case)] = [norm, text]
+    if options.best:
+        options.best.write_text(json.dumps(best, indent=1))
+    return {case: norm for case, (norm, _) in best.items()}
+
+
+def summary(ratios: list[float]) -> str:
+    """Median, 90th percentile and largest; how many of them are failures."""
+    if not ratios:
+        return "-"
+    failed = sum(math.isinf(ratio) for ratio in ratios)
+    nearly_all = quantiles(ratios, n=10, method="inclusive")[-1] if len(ratios) > 1 else ratios[0]
+    finite = [ratio for ratio in ratios if math.isfinite(ratio)]
+    text = f"{median(ratios):.3f}  {nearly_all:.2f}  {max(finite, default=math.inf):.2f}"
+    return f"{text}  {failed} unbroken" if failed else text
+
+
+def table(title: str, rows: dict[str, list[Case]], attacks: list[str], ratio: Callable[[Case, str], float]) -> Table:
+    result = Table(title=title, title_justify="left")
+    result.add_column("")
+    for text in attacks:
+        result.add_column(text, justify="right")
+    for name, cases in rows.items():
+        ratios = [[ratio(case, text) for case in cases] for text in attacks]
+        result.add_row(f"{name} ({len(cases)})", *(summary([r for r in some if not math.isnan(r)]) for some in ratios))
+    return result
+
+
+def each(cases: list[Case], attacks: list[str], norm: Callable[[Case, str], float], best: dict[str, float]) -> Table:
+    result = Table(title="linf x 255", title_justify="left")
+    for heading in ("case", "best known", *attacks):
+        result.add_column(heading, justify="left" if heading == "case" else "right")
+    for case in cases:
+        cells = [norm(case, text) for text in attacks]
+        shown = ["" if math.isnan(cell) else "-" if math.isinf(cell) else f"{cell:.3f}" for cell in cells]
+        result.add_row(str(case), f"{best.get(str(case), math.nan):.3f}", *shown)
+    return result
+
+
+def eight_bit(cases: list[Case], attacks: list[str], found: dict[tuple[Case, str], Found]) -> Table:
+    result = Table(title="rounded to 8 bits: linf x 255, APSR, share of values changed", title_justify="left")
+    for heading in ("case", *attacks):
+        result.add_column(heading, justify="left" if heading == "case" else "right")
+    for case in cases:
+        rounded = [found[case, longest(attacks, text)]["rounded"] for text in attacks]
+        result.add_row(str(case), *(f"{norm:.0f}, {apsr:.2%}, {changed:.0%}" for norm, apsr, changed in rounded))
+    return result
+
+
+def draw(file: Path, cases: list[Case], found: dict[tuple[Case, str], Found], best: dict[str, float]) -> None:
+    kinds = [kind for kind in KINDS if any(case.kind == kind for case in cases)]
+    rows = math.ceil(len(kinds) / 2)
+    figure = Figure(figsize=(10, 3.2 * rows), dpi=110, layout="constrained")
+    texts = list(dict.fromkeys(text for _, text in found if not text.startswith("authors")))  # which has no trace
+    for place, kind in enumerate(kinds, start=1):
+        axes = figure.add_subplot(rows, 2, place)
+        some = [case for case in cases if case.kind == kind]
+        for k, text in enumerate(texts):
+            steps = list(range(5, split(text)[1] + 1, 5))
+            ratios = [[norm_of(found[case, text], n) / best[str(case)] for case in some] for n in steps]
+            axes.plot(steps, [median(ratio) for ratio in ratios], color=f"C{k}", label=text)
+            worst = [max(ratio) for ratio in ratios]
+            axes.plot(steps, worst, color=f"C{k}", linestyle=":", linewidth=1)
+        axes.set(xscale="log", yscale="log", ylim=(0.95, 10), title=f"{kind}, {len(some)} cases", xlabel="steps")
+        axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
+        axes.grid(alpha=0.3, which="both")
+    figure.supylabel("norm over the best known: median, and (dotted) the largest", fontsize="medium")
+    figure.axes[0].legend()
+    figure.savefig(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--realbench", type=Path, required=True, help="folder with models, images and reference.json")
-    parser.add_argument("--cases", nargs="+", default=["camvid", "road", *OTHERS], choices=["camvid", "road", *OTHERS])
+    parser.add_argument("--realbench", type=Path, required=True, help="folder with networks and images")
+    parser.add_argument("--half", choices=list(HALVES), default="judged")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="only cases of these kinds")
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, help="NAME@STEPS?FIELD=VALUE")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--json", type=Path, help="keep results here")
+    parser.add_argument("--best", type=Path, help="keep the smallest norms known here")
+    parser.add_argument("--to", help="also print ratios to this one of the attacks")
     parser.add_argument("--eight-bit", action="store_true", help="also say what is left of results in 8 bits")
     parser.add_argument("--figure", type=Path, help="write anytime curves here")
     options = parser.parse_args()
-    cases = list_cases(options.realbench, options.cases)
+    cases, attacks = list_cases(options.half, options.kinds), options.attacks
     found = run(options, cases)
-    known = references(options.realbench, model=CAMVID, attack="alma-prox", steps=500, targeted=False)
-    console, table = Console(width=140), Table(title="linf x 255")
-    for heading in ("case", "reference@500", *options.attacks):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    against: dict[Case, float] = {}
-    for case in cases:
-        entry = known.get(case.image) if case.kind == "camvid" else None
-        reference = (
-            "" if entry is None else f"{entry['linf255']:.3f}" if entry["success"] else f"- ({entry['apsr']:.1%})"
+    best = know(options, found)
+
+    def norm(case: Case, text: str) -> float:
+        return norm_of(found[case, longest(attacks, text)], split(text)[1])
+
+    rows = {"all": cases} | {kind: [case for case in cases if case.kind == kind] for kind in KINDS}
+    rows = {name: some for name, some in rows.items() if some}
+    console = Console(width=200)
+    console.print(each(cases, attacks, norm, best))
+    title = "ratio to the best known: median, 90th percentile, largest"
+    console.print(table(title, rows, attacks, lambda case, text: norm(case, text) / best.get(str(case), math.nan)))
+    if options.to:
+        others = [case for case in cases if math.isfinite(norm(case, options.to))]
+        console.print(
+            f"{options.to} breaks {len(others)} of {len(cases)} cases; ratios are over those", highlight=False
         )
-        first = found[case, options.attacks[0]]
-        against[case] = first["norm"] if first["success"] else math.nan
-        if entry is not None:
-            against[case] = float(str(entry["linf255"])) if entry["success"] else math.nan
-        table.add_row(str(case), reference, *(cell(found[case, text]) for text in options.attacks))
-    console.print(table)
-    for text in options.attacks:
-        results = [found[case, text] for case in cases]
-        norms = {case: found[case, text]["norm"] if found[case, text]["success"] else math.inf for case in cases}
-        ratios = [norms[case] / norm for case, norm in against.items() if norm == norm]
-        if ratios:
-            console.print(
-                f"{text}: {sum(one['success'] for one in results)} of {len(results)} broken; ratios over {len(ratios)} "
-                f"images: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}",
-                highlight=False,
-            )
+        title = f"ratio to {options.to}: median, 90th percentile, largest"
+        console.print(
+            table(title, {"all": others}, attacks, lambda case, text: norm(case, text) / norm(case, options.to))
+        )
     if options.eight_bit:
-        console.print(eight_bit(options, cases, found))
+        console.print(eight_bit(cases, attacks, found))
     if options.figure:
-        draw(options, cases, found)
-
-
-def eight_bit(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> Table:
-    table = Table(title="rounded to 8 bits: linf x 255, APSR, share of values changed")
-    for heading in ("case", *options.attacks):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for case in cases:
-        rounded = [found[case, text]["rounded"] for text in options.attacks]
-        table.add_row(str(case), *(f"{norm:.0f}, {apsr:.2%}, {changed:.0%}" for norm, apsr, changed in rounded))
-    return table
-
-
-def draw(options: argparse.Namespace, cases: list[Case], found: dict[tuple[Case, str], Found]) -> None:
-    kinds = list(dict.fromkeys(case.kind for case in cases))
-    columns = min(2, len(kinds))
-    rows = math.ceil(len(kinds) / columns)
-    figure = Figure(figsize=(5 * columns, 3.4 * rows), dpi=110, layout="constrained")
-    for place, kind in enumerate(kinds, start=1):
-        axes = figure.add_subplot(rows, columns, place)
-        for k, text in enumerate(options.attacks):
-            curves = [found[case, text]["trace"] for case in cases if case.kind == kind]
-            queries = sorted({int(point[0]) for curve in curves for point in curve})
-            best = [[min([n for q, n in curve if q <= limit], default=255.0) for curve in curves] for limit in queries]
-            axes.step(queries, [median(norms) for norms in best], where="post", color=f"C{k}", label=text)
-        least = min(line.get_ydata()[-1] for line in axes.lines)
-        axes.set_ylim(0.9 * least, 5 * least)  # what comes before the first successes says nothing
-        axes.set(xscale="log", xlabel="queries (forwards + backwards)", title=kind)
-        axes.grid(alpha=0.3, which="both")
-    figure.supylabel("median of the best linf x 255 so far", fontsize="medium")
-    figure.axes[0].legend()
-    figure.savefig(options.figure)
+        draw(options.figure, cases, found, best)
 
 
 if __name__ == "__main__":
