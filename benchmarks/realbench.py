@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+from torch import Tensor
+
 from segprox import Sample, Segmenter
 
 IGNORE = (255,)
@@ -31,6 +33,12 @@ def load_network(folder: Path, name: str) -> Segmenter:
 def load_samples(folder: Path, split: str = "test") -> dict[str, Sample]:
     """The labelled images of a split, by name."""
     return {item[0]: Sample(*item) for item in _module(folder / "data.py").load(split)}
+
+
+def load_photograph(folder: Path) -> Tensor:
+    """The fundus photograph for `lwnet-vessels`, `[3, H, W]` in [0, 1]; it has no labels."""
+    photograph: Tensor = _module(folder / "data.py").retina()
+    return photograph
 
 
 def references(folder: Path, **wanted: object) -> dict[str, dict[str, object]]:
