@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from segprox import Anneal, Problem, Segmenter, load_dataset, load_model, make_attack
-from segprox.attacks.anneal import ALONE, FEW, STAGES
 from segprox.norms import distance
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits
+
+TWO, THREE = 60, 200  # steps from which on there are as many stages
 
 
 def scene_problem(*indices, **options):
@@ -35,12 +36,12 @@ def seen(attack, model, problem):
     return torch.stack(norms), torch.stack(radii), tracker
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 20, FEW, FEW + 1])
+@pytest.mark.parametrize("steps", [1, 2, 3, TWO - 1, TWO, TWO + 1, THREE])
 def test_steps_are_what_it_costs(steps):
     attack = Anneal(steps=steps, epsilon=0.01)
     model, problem = linear_problem()
     found = attack.run(model, problem)
-    stages = len(ALONE if steps < FEW else STAGES)
+    stages = 1 + (steps >= TWO) + (steps >= THREE)
     assert found.forwards.tolist() == [steps] * 2 == [attack.cost().forwards] * 2
     assert found.backwards.tolist() == [steps - stages] * 2 == [attack.cost().backwards] * 2
 
@@ -73,9 +74,9 @@ def test_the_second_stage_goes_on_from_the_best_point_of_the_first():
 
     tracker = Remembering(model, problem, "linf", "most")
     norms = []
-    Anneal(steps=FEW, epsilon="1/255").search(tracker, lambda query, radius: norms.append(query.apsr.item()))
+    Anneal(steps=TWO, epsilon="1/255").search(tracker, lambda query, radius: norms.append(query.apsr.item()))
     first, second = (part for part in points if part._remembers_for_whole and part._whole is tracker)
-    assert norms[FEW // 2] == first.best_apsr.item()
+    assert norms[TWO // 2] == first.best_apsr.item()
     assert tracker.best_apsr.item() == max(first.best_apsr.item(), second.best_apsr.item())
 
 
@@ -91,14 +92,14 @@ def test_leaves_less_than_apgd_with_as_many_queries(norm):
 
 def test_images_do_not_influence_each_other():
     model, problem = load_model("demo-standard"), scene_problem(0, 1, threshold=1.0)
-    attack = Anneal(steps=FEW, epsilon="1/255")
+    attack = Anneal(steps=TWO, epsilon="1/255")
     together = attack.run(model, problem)
     for i in range(2):
         alone = attack.run(model, problem.select([i]))
         assert torch.equal(alone.images[0], together.images[i])
 
 
-@pytest.mark.parametrize("steps", [20, FEW])
+@pytest.mark.parametrize("steps", [20, TWO])
 def test_reaches_a_target(steps):
     model, problem = linear_problem()
     wanted = Problem.build(problem.images, target=2)
@@ -109,15 +110,15 @@ def test_reaches_a_target(steps):
 
 def test_done_images_cost_nothing_where_successes_end_the_search():
     model, problem = linear_problem(threshold=0.99)
-    attack = Anneal(steps=FEW)
+    attack = Anneal(steps=TWO)
     tracker = Tracker(model, problem, "linf", "most", stop_at_success=True)
     attack.spend(tracker, torch.tensor([0.0001, 0.2]), lambda *_, **__: None)
     assert tracker.success.tolist() == [False, True]
-    assert tracker.forwards[0] == FEW
-    assert tracker.forwards[1] < FEW // 2
+    assert tracker.forwards[0] == TWO
+    assert tracker.forwards[1] < TWO // 2
 
 
-@pytest.mark.parametrize("steps", [20, FEW])
+@pytest.mark.parametrize("steps", [20, TWO])
 def test_void_images_and_nan_logits_are_survived(steps):
     class Nan(torch.nn.Module):
         def forward(self, x):

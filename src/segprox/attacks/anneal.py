@@ -13,7 +13,6 @@ from segprox.attacks.schedules import cosine, share
 from segprox.norms import scale, steepest, unit
 from segprox.tracker import Tracker
 
-FEW = 60  # steps, below which there is time for one stage only
 LAST_STEP = 0.05  # over the radius
 REHEARSAL = 0.5  # of a stage: after that share of its steps the ball is epsilon's
 
@@ -27,11 +26,12 @@ class Stage(NamedTuple):
     step: float  # the first one, over the radius
 
 
-ALONE = (Stage("smooth-apsr", "image", radius=2.0, step=2.0),)
-STAGES = (
+FROM_IMAGE = Stage("smooth-apsr", "image", radius=2.0, step=2.0)
+IN_TWO = (
     Stage("js", "image", radius=2.0, step=2.0),  # gives up the hard pixels early: on some images that leads further
     Stage("smooth-apsr", "last", radius=1.0, step=1.0),
 )
+STAGES = {200: (*IN_TWO, FROM_IMAGE), 60: IN_TWO, 1: (FROM_IMAGE,)}  # by the steps that they take at least
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -39,8 +39,8 @@ class Anneal(BudgetAttack):
     """PGD with momentum that climbs the APSR itself, smoothed; everything begins coarse and ends fine.
 
     Over a stage the width of the smoothing, the length of steps and, in its first half, the radius of the ball fall.
-    From 60 steps on there are two stages: the first climbs the Jensen-Shannon divergence, the second goes on from its
-    best point. Points outside of the ball of epsilon do not count.
+    With less than 60 steps there is one stage. Else the first climbs the Jensen-Shannon divergence, and the second goes
+    on from its best point; from 200 steps on a third begins at the image. Points beyond epsilon do not count.
 
     Example:
         >>> import segprox
@@ -53,7 +53,7 @@ class Anneal(BudgetAttack):
 
     paper: ClassVar[str] = "segprox, see docs/anneal.md"
 
-    steps: Annotated[int, Field(ge=1, description="N: points queried, over all stages")] = 100
+    steps: Annotated[int, Field(ge=1, description="N: points queried, over all stages")] = 300
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of a direction that is kept")] = 0.75
 
     def cost(self) -> Cost:
@@ -62,7 +62,7 @@ class Anneal(BudgetAttack):
 
     def _stages(self) -> list[tuple[int, Stage]]:
         """The stages, and how many points each queries."""
-        stages = ALONE if self.steps < FEW else STAGES
+        stages = next(stages for least, stages in STAGES.items() if self.steps >= least)
         ends = [self.steps * i // len(stages) for i in range(len(stages) + 1)]
         return [(end - begin, stage) for begin, end, stage in zip(ends, ends[1:], stages)]
 

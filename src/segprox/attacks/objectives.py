@@ -85,9 +85,9 @@ def smoothed_success(query: Query, problem: Problem, progress: float) -> Loss:
     attack. Wide, it pushes all pixels alike; narrow, those near the boundary, on either side of it.
     """
     d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
-    d = d.nan_to_num(nan=0.0)
-    size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
-    width = (SHARPEST**progress * size).view(-1, 1, 1)
+    known, tiny = problem.mean((~d.isnan()).to(d.dtype)), torch.finfo(d.dtype).tiny
+    size = problem.mean(d.nan_to_num(nan=0.0).abs()) / known.clamp(min=tiny)
+    width = (SHARPEST**progress * size).clamp(min=tiny).view(-1, 1, 1)
     values = (d / -width).sigmoid_()
     slope = values * (1 - values) / width
     return Loss(values, lambda weights: pullback(-slope * weights))
