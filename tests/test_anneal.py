@@ -91,7 +91,8 @@ def test_leaves_less_than_apgd_with_as_many_queries(norm):
 
 
 def test_images_do_not_influence_each_other():
-    model, problem = load_model("demo-standard"), scene_problem(0, 1, threshold=1.0)
+    model, whole = load_model("demo-standard"), scene_problem(0, 1, threshold=1.0)
+    problem = Problem.build(whole.images[..., 32:96, 64:128], whole.labels[..., 32:96, 64:128], threshold=1.0)
     attack = Anneal(steps=TWO, epsilon="1/255")
     together = attack.run(model, problem)
     for i in range(2):
