@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from realbench import load_network, load_retina, load_samples
+from realbench import IGNORE, load_network, load_photograph, load_samples
 from segprox import Problem, Sample, Segmenter, load_dataset, load_model
 
 HALVES = {
@@ -158,7 +158,9 @@ class Nervous(nn.Module):
 @lru_cache(maxsize=1)
 def _samples(folder: Path) -> dict[str, Sample]:
     scenes = {f"scene-{i}": sample for i, sample in enumerate(load_dataset("demo"))}
-    return {**load_samples(folder, "test"), **load_samples(folder, "val"), **scenes, "retina": load_retina(folder)}
+    photograph = load_photograph(folder)
+    retina = Sample("retina", photograph, torch.full(photograph.shape[1:], IGNORE[0]))  # what a network sees has to do
+    return {**load_samples(folder, "test"), **load_samples(folder, "val"), **scenes, "retina": retina}
 
 
 def _crop(size: str, *planes: Tensor) -> list[Tensor]:
@@ -188,7 +190,7 @@ def load_case(folder: Path, case: Case) -> tuple[Segmenter, Problem]:
     target: Tensor | int | None = None
     if kind == "to":
         target = _target(folder, model, names, wanted, case.size)
-    problem = Problem.build(image[None], label[None], target=target, ignore=(255,), threshold=case.threshold)
+    problem = Problem.build(image[None], label[None], target=target, ignore=IGNORE, threshold=case.threshold)
     return model, problem
 
 

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from segprox import Sample, Segmenter
@@ -36,13 +35,13 @@ def load_samples(folder: Path, split: str = "test") -> dict[str, Sample]:
     return {item[0]: Sample(*item) for item in _module(folder / "data.py").load(split)}
 
 
+def load_photograph(folder: Path) -> Tensor:
+    """The fundus photograph for `lwnet-vessels`, `[3, H, W]` in [0, 1]; it has no labels."""
+    photograph: Tensor = _module(folder / "data.py").retina()
+    return photograph
+
+
 def references(folder: Path, **wanted: object) -> dict[str, dict[str, object]]:
     """The entries of `reference.json` with these values, by image."""
     entries = json.loads((folder / "reference.json").read_text())["results"]
     return {entry["image"]: entry for entry in entries if all(entry[key] == value for key, value in wanted.items())}
-
-
-def load_retina(folder: Path) -> Sample:
-    """A fundus photograph without labels: what a network sees in it has to do."""
-    image: Tensor = _module(folder / "data.py").retina()
-    return Sample("retina", image, torch.full(image.shape[1:], IGNORE[0]))

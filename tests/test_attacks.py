@@ -22,7 +22,7 @@ SHORT = {  # few steps, for promises that do not depend on how many there are
 }
 NORMS = [
     (name, norm)
-    for name in ("palma", "fmn", "pdpgd", "alma", "pgd", "apgd")
+    for name in ("palma", "fmn", "pdpgd", "alma", "pgd", "apgd", "anneal")
     for norm in ("l0", "l1", "l2", "linf")
     if norm in segprox.attacks.norms(make_attack(name))
 ]
@@ -68,6 +68,7 @@ FACTORS = {
     ("pgd-dlr-13x40", "linf"): 1.05,
     ("pgd-dlr-13x4x10", "linf"): 1.05,
     ("bisect:apgd", "linf"): 1.05,
+    ("bisect:anneal", "linf"): 1.05,
     # In l1 and l2 an attack must also spread its perturbation over the pixels, which few are made for.
     ("pdpgd", "l2"): 1.5,
     ("pdgd", "l2"): 2.0,
@@ -78,7 +79,11 @@ FACTORS = {
     ("pdpgd", "l1"): 3.5,
     ("fmn", "l0"): 1.05,
 }
-QUICKER = {"alma": {"first_move": 0.1}, "bisect:apgd": {"steps": 60}}  # alma's first step is made for larger images
+QUICKER = {
+    "alma": {"first_move": 0.1},  # its first step is made for larger images
+    "bisect:anneal": {"steps": 60},
+    "bisect:apgd": {"steps": 60},
+}
 
 
 def optimum(model, images, labels, mask, norm):
@@ -523,7 +528,7 @@ class TestTracker:
 
 
 # --- budgets of queries -----------------------------------------------------------------------------------------------
-MADE_OF_PARTS = ("bisect:apgd", "bisect:sea", "bisect:pgd")
+MADE_OF_PARTS = ("bisect:anneal", "bisect:apgd", "bisect:sea", "bisect:pgd")
 SPENDERS = [*ATTACKS, *MADE_OF_PARTS]
 
 

@@ -85,7 +85,7 @@ def test_audit_says_where_an_attack_is_too_weak(segprox):
         (["--budget", "fmn"], "fmn has no field 'epsilon'"),
         (["--minimal", "pgd"], "an audit needs a minimal attack first"),
         (["--minimal", "ddn"], "an audit needs two attacks of one norm, not l2 and linf"),
-        (["--epsilon", "much"], "epsilon of sea cannot be 'much'"),
+        (["--epsilon", "much"], "epsilon of anneal cannot be 'much'"),
     ],
 )
 def test_audit_refuses(segprox, arguments, sentence):

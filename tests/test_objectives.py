@@ -265,3 +265,21 @@ def test_certain_pixels_have_finite_gradients(name, targeted):
     for progress in (0.0, 0.5, 1.0):
         _, pullback = OBJECTIVES[name](query, problem, progress)
         assert pullback(torch.ones(1, 1, 3)).isfinite().all()
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+def test_smooth_apsr_is_a_sigmoid_of_the_margin_that_gets_steeper(progress):
+    margins = [math.log(4 / 2), math.log(1 / 2)]  # of the right and the wrong pixel; their mean size is log 2
+    width = 0.03**progress * LOG_2
+    wrong = [1 / (1 + math.exp(m / width)) for m in margins]
+    check_both("smooth-apsr", wrong, [1 - share for share in wrong], progress)
+
+
+def test_smooth_apsr_does_not_depend_on_the_scale_of_logits():
+    weights, factor = torch.full((1, 1, 2), 0.5).double(), 1e3
+    gradients = []
+    for scale in (1.0, factor):
+        model = Segmenter(Linear(scale * LOG_4 * torch.eye(3).double(), torch.zeros(3).double()))
+        query, problem = ask([[[RIGHT, WRONG]]], [[[0, 0]]], model=model)
+        gradients.append(OBJECTIVES["smooth-apsr"](query, problem, 0.5).pullback(weights))
+    torch.testing.assert_close(gradients[0], factor * gradients[1])

@@ -6,7 +6,7 @@
 """
 
 from segprox.api import attack
-from segprox.attacks import AlmaProx, Attack, Palma, Progress, make_attack
+from segprox.attacks import AlmaProx, Anneal, Attack, Palma, Progress, make_attack
 from segprox.data import Sample, load_dataset
 from segprox.errors import SegproxError
 from segprox.models import Segmenter, load_model
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlmaProx",
+    "Anneal",
     "Attack",
     "Attacked",
     "Palma",

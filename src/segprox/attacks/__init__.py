@@ -2,6 +2,7 @@
 
 from segprox.attacks.alma import Alma
 from segprox.attacks.alma_prox import AlmaProx
+from segprox.attacks.anneal import Anneal
 from segprox.attacks.apgd import Apgd
 from segprox.attacks.asma import Asma
 from segprox.attacks.base import Attack, BudgetAttack, Callback, Cost, Progress
@@ -21,6 +22,7 @@ __all__ = [
     "PAPER_ATTACKS",
     "Alma",
     "AlmaProx",
+    "Anneal",
     "Apgd",
     "Asma",
     "Attack",

@@ -14,9 +14,12 @@ from segprox.losses import Loss, cross_entropy, dlr, houdini, js_divergence, mar
 from segprox.problem import Problem
 from segprox.tracker import Query
 
+SHARPEST = 0.03  # the width of the smoothed step in the end, over the mean size of margins; 1 to begin with
+
 Objective = Callable[[Query, Problem, float], Loss]
 ObjectiveName = Literal[
-    "ce", "dl", "dlr", "segpgd", "cospgd", "masked-ce", "balanced-ce", "js", "tsallis", "houdini"
+    "ce", "dl", "dlr", "segpgd", "cospgd", "masked-ce", "balanced-ce", "js", "tsallis", "houdini",
+    "smooth-apsr",
 ]  # fmt: skip
 
 
@@ -75,6 +78,21 @@ def tsallis_schedule(query: Query, problem: Problem, progress: float) -> Loss:
     return _signed(tsallis(query.logits, problem.labels, 3 * progress - 2), problem)
 
 
+def smoothed_success(query: Query, problem: Problem, progress: float) -> Loss:
+    """What the APSR counts, the step at the boundary replaced by a sigmoid of the margin that gets ever steeper.
+
+    Its width is measured by the mean size of the margins at this query, so that logits of any scale lead to the same
+    attack. Wide, it pushes all pixels alike; narrow, those near the boundary, on either side of it.
+    """
+    d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+    known, tiny = problem.mean((~d.isnan()).to(d.dtype)), torch.finfo(d.dtype).tiny
+    size = problem.mean(d.nan_to_num(nan=0.0).abs()) / known.clamp(min=tiny)
+    width = (SHARPEST**progress * size).clamp(min=tiny).view(-1, 1, 1)
+    values = (d / -width).sigmoid_()
+    slope = values * (1 - values) / width
+    return Loss(values, lambda weights: pullback(-slope * weights))
+
+
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "ce": _away_from_label(cross_entropy),
     "dl": difference_of_logits,
@@ -86,6 +104,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     "js": _away_from_label(js_divergence),
     "tsallis": tsallis_schedule,
     "houdini": _away_from_label(houdini),
+    "smooth-apsr": smoothed_success,
 }
 
 

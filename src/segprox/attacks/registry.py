@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from segprox.attacks.alma import Alma
 from segprox.attacks.alma_prox import AlmaProx
+from segprox.attacks.anneal import Anneal
 from segprox.attacks.apgd import Apgd
 from segprox.attacks.asma import Asma
 from segprox.attacks.base import Attack, BudgetAttack
@@ -93,6 +94,7 @@ ATTACKS: dict[str, Named] = {
     "houdini": Named("PGD on the Houdini loss", Pgd, {"objective": "houdini"}, paper=CISSE),
     "apgd": Named("PGD with its own step size, in shrinking balls", Apgd),
     "tsallis": Named("APGD on the Tsallis loss, q from -2 to 1", Apgd, {"objective": "tsallis"}, paper=TSALLIS),
+    "anneal": Named("momentum on a smoothed APSR, ever finer: the most damage", Anneal),
     "sea": Named("the worst of three APGD", Sea),
 }
 

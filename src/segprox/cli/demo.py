@@ -89,7 +89,7 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
     epsilon: Annotated[str, typer.Option(help="The budget, such as 8/255.")] = "8/255",
     minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
-    budget: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "sea",
+    budget: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Make every pixel this class.")] = None,
 ) -> None:
     """Attack each image twice, by attacks of two families, and say where one missed what the other found.
