@@ -20,16 +20,17 @@ CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
-HOPEFUL = 0.93  # the radius waits while fewer pixels miss than this share of their recent mean
-RECENT = 0.6  # weight of the past in that mean
+HOPEFUL = 0.88  # the radius waits while fewer pixels miss than this share of their recent mean
+RECENT = 0.8  # weight of the past in that mean
 LAST_RATE, LAST_STEP = 0.001, 0.05  # where a sweep ends: change of log radius, step over radius
 FASTER, SLOWER, PACES = 1.1, 0.85, (0.002, 0.3)  # how a descent's rate follows successes and losses, and its range
 LEEWAY = 1.2  # the radius stays within this times the best norm: there is nothing to find beyond
 TRUSTED = 0.15  # the share of the predicted decrease at which steps keep their length
 TRUST_GAIN, TRUST_CHANGE = 0.5, (0.7, 1.25)  # how strongly the length follows that share, and the factors allowed
-SETTLED, LOOK = 0.97, 10  # a descent is over when the best norm keeps this share over so many steps,
+SETTLED, LOOK = 0.98, 10  # a descent is over when the best norm keeps this share over so many steps,
 EXHAUSTED = 0.995  # or this share, where the last sweep did not gain anything
-INSIDE, SHORT, GENTLE = 0.997, 0.05, 0.01  # a descent from the best point: radius over norm, step over radius, rate
+INSIDE, GENTLE = 0.997, 0.01  # a descent from the best point: radius over norm, rate
+AGAIN = 1.4  # its steps over those that the last one ended with, twice: before and after the sweep
 IMPROVEMENT = 0.99  # of the best norm: what counts for patience
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
 HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
@@ -84,13 +85,14 @@ class Palma(Attack):
         rounds, ball, idle = Rounds(tracker, self.sweep), Ball(tracker, self.rate), Patience(tracker, self.patience)
         trust = Trust(tracker, HALF_LEVEL if self.bits else 0.0)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
-        ranking = direction  # of changes by their worth: the direction that led to the best point
-        mu = torch.ones_like(x[:, 0])
+        spare = Spare(tracker)
+        mu = rested = torch.ones_like(x[:, 0])  # multipliers, and those that the last descent ended with
         for t in range(1, steps + 1):
-            query = tracker.query(self._image(x + delta))
+            point = self._image(x + delta)
+            query = tracker.query(point)
             watch(query, radius=ball.radius)
             if self.bits:
-                ranking = _choose(query.success & (query.norm <= tracker.best_norm), direction, ranking)
+                spare.keep(point, query, direction, rounds.age > 0)
             if t == steps or idle():
                 break
             d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
@@ -115,12 +117,14 @@ class Palma(Attack):
             start = _choose(rounds.sweeping, tracker.best_images - x, torch.zeros_like(x))  # of the other kind
             delta = _choose(over, start, ahead)
             direction = _choose(over, torch.zeros_like(x), direction)
-            mu = torch.where(over.view(-1, 1, 1), 1.0, mu)
+            swept, ended = rounds.sweeping.view(-1, 1, 1), over.view(-1, 1, 1)
+            rested = torch.where(ended & ~swept, mu, rested)
+            mu = torch.where(ended, torch.where(swept, rested, 1.0), mu)
             ball.restart(over, rounds.sweeping)
-            trust.restart(over, ball)
+            trust.restart(over)
             rounds.restart(over)
         if steps < self.steps:
-            self._trim(tracker, watch, ranking)
+            self._trim(tracker, watch, spare.images, spare.direction)
 
     def _softness(self, d: Tensor, problem: Problem) -> Tensor:
         """T, `[B, 1, 1]`: constraints are measured by their mean size, so the scale of the logits does not matter."""
@@ -141,12 +145,12 @@ class Palma(Attack):
         points = points.clamp(0, 1)
         return points.mul_(255).round_().div_(255) if self.bits else points
 
-    def _trim(self, tracker: Tracker, watch: Watch, direction: Tensor) -> None:
+    def _trim(self, tracker: Tracker, watch: Watch, best: Tensor, direction: Tensor) -> None:
         """Undo as many changes as the success survives: those along which the constraints change least go first.
 
         Bisection over their number, forward passes only, for each image on its own.
         """
-        x, best = tracker.problem.images, tracker.best_images.clone()
+        x = tracker.problem.images
         untouched = self._image(x)
         changed = (best != untouched).flatten(1)
         worth = torch.where(changed, ((untouched - best) * direction).flatten(1), torch.inf)
@@ -200,20 +204,17 @@ class Rounds:
     """
 
     def __init__(self, tracker: Tracker, sweep: int) -> None:
-        self.tracker, self.sweep = tracker, sweep
+        self.tracker = tracker
         self.index = torch.zeros_like(tracker.forwards)  # [B]: even in descents, odd in sweeps
         self.age = torch.zeros_like(tracker.forwards)  # [B]: queries of the round
         self.mark = torch.full_like(tracker.best_norm, torch.inf)  # [B]: the best norm when last looked at
         self.enough = torch.full_like(self.mark, SETTLED)  # [B]: the share of it at which a descent is over
+        self.length = torch.full_like(tracker.forwards, sweep)  # [B]: of the next sweep
 
     @property
     def sweeping(self) -> Tensor:
         """Which images are in a sweep, bool `[B]`."""
         return self.index % 2 == 1
-
-    @property
-    def _length(self) -> Tensor:
-        return self.sweep * 2 ** (self.index // 2)  # of a sweep
 
     def count(self) -> None:
         """One more query."""
@@ -221,16 +222,17 @@ class Rounds:
 
     def anneal(self, first: float, last: float) -> Tensor:
         """From the first value to the last along half a cosine over a sweep, `[B]`."""
-        share = (self.age - 1) / (self._length - 1)
+        share = (self.age - 1) / (self.length - 1)
         return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
 
     def over(self) -> Tensor:
         """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled."""
-        look = torch.where(self.sweeping, self.age >= self._length, self.age % LOOK == 0)
+        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0)
         known = self.tracker.success
         over = look & known & (self.sweeping | (self.tracker.best_norm > self.enough * self.mark))
-        swept = torch.where(self.tracker.best_norm > IMPROVEMENT * self.mark, EXHAUSTED, SETTLED)
-        self.enough = torch.where(over & self.sweeping, swept.to(self.enough.dtype), self.enough)
+        swept, fruitless = over & self.sweeping, self.tracker.best_norm > IMPROVEMENT * self.mark
+        self.enough = torch.where(swept, torch.where(fruitless, EXHAUSTED, SETTLED), self.enough)
+        self.length = torch.where(swept, 2 * self.length, self.length)
         self.mark = torch.where(look & known, self.tracker.best_norm, self.mark)
         return over
 
@@ -268,7 +270,7 @@ class Ball:
     def fit(self, query: Query, rounds: Rounds) -> Tensor:
         """Change the logarithm of the radius by at most some times the rate, in proportion to how many pixels miss.
 
-        Returns by what factor each ball has grown, `[B]`, 1 where it has not.
+        Returns by what factor the ball of a descent has grown, `[B]`, 1 where it has not.
         """
         missing, success, known = 1 - query.apsr, query.success, self.tracker.success
         excess = (missing / self.allowed).log().clamp_(FASTEST_SHRINK, FASTEST_GROWTH)
@@ -282,11 +284,12 @@ class Ball:
         radius = torch.where(known, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
         begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
         radius = torch.where(begun, radius, self.radius)
-        grown, self.radius = (radius / self.radius).clamp(min=1), radius
+        grown = torch.where(rounds.sweeping, 1.0, (radius / self.radius).clamp(min=1))
+        self.radius = radius
         pace = self.pace * torch.where(success, FASTER, torch.where(known, SLOWER, 1.0)).to(self.pace.dtype)
         self.pace = torch.where(begun, pace.clamp(*PACES), self.pace)
-        mean = torch.where(success, missing, torch.lerp(missing, self.missing, RECENT))
-        self.missing = torch.where(begun, mean, self.missing)
+        past = (1 - 2 / (rounds.age + 1)).clamp(max=RECENT).to(missing.dtype)  # short at first: all is new then
+        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, past))
         return grown
 
 
@@ -314,10 +317,28 @@ class Trust:
         length = torch.where(down, self.length * factor, self.length)
         self.length = length.clamp(min=self.least).minimum(longest)
 
-    def restart(self, over: Tensor, ball: Ball) -> None:
-        """Steps of a descent from the best point are short."""
-        self.length = torch.where(over, SHORT * ball.radius, self.length)
+    def restart(self, over: Tensor) -> None:
+        """The next descent goes on with steps as they were in the last one, a little longer."""
+        self.length = torch.where(over, AGAIN * self.length, self.length)
         self.predicted = torch.where(over, 0.0, self.predicted)
+
+
+class Spare:
+    """Of the smallest successes in 8 bits, of which there are many, the one with most pixels to spare."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.images = tracker.problem.images
+        self.direction = torch.zeros_like(self.images)  # that led there, a measure of what each change is worth
+        self.norm = torch.full_like(tracker.best_norm, torch.inf)
+        self.apsr = torch.zeros_like(tracker.best_apsr)
+
+    def keep(self, points: Tensor, query: Query, direction: Tensor, led: Tensor) -> None:
+        """Take over the points that are better, where a direction has `led` to them (bool `[B]`)."""
+        roomier = (query.norm == self.norm) & (query.apsr > self.apsr)
+        better = query.success & led & ((query.norm < self.norm) | roomier)
+        self.images = _choose(better, points, self.images)
+        self.direction = _choose(better, direction, self.direction)
+        self.norm, self.apsr = torch.where(better, query.norm, self.norm), torch.where(better, query.apsr, self.apsr)
 
 
 class Patience:
