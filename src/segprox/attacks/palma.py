@@ -16,7 +16,11 @@ from segprox.norms import NormName, distance, dual, per_image, project, scale, u
 from segprox.problem import Problem
 from segprox.tracker import Query, Tracker
 
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
+RADIUS: dict[NormName, float] = {"linf": 3.0, "l2": 1.5, "l1": 1.5}  # there pixels share the ball: less is wasted
+MOMENTUM: dict[NormName, float] = {"linf": 0.85, "l2": 0.6, "l1": 0.6}  # and those that gave way must not be pushed on
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
@@ -56,10 +60,16 @@ class Palma(Attack):
 
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
     steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins with the shorter one")] = 200
-    radius: Annotated[float, Field(gt=0, description="first radius, over what the first gradient suggests")] = 3.0
+    radius: Annotated[
+        Positive | Literal["auto"],
+        Field(description="first radius, over what the first gradient suggests; auto: 3 in linf, 1.5 in l2 and l1"),
+    ] = "auto"
     rate: Annotated[float, Field(gt=0, le=1, description="gamma: change of log radius, at the beginning")] = 0.15
     step_size: Annotated[float, Field(gt=0, description="alpha: longest step, over the radius")] = 2.0
-    momentum: Annotated[float, Field(ge=0, lt=1, description="share of a direction that is kept")] = 0.85
+    momentum: Annotated[
+        Share | Literal["auto"],
+        Field(description="share of a direction that is kept; auto: 0.85 in linf, 0.6 in l2 and l1"),
+    ] = "auto"
     temperature: Annotated[float, Field(gt=0, description="tau: softness of constraints, over their mean size")] = 0.05
     smoothing: Annotated[float, Field(ge=0, le=1, description="of multipliers; 1 leaves them all equal")] = 0.95
     constraint: Annotated[Literal["margin", "dlr+"], Field(description="what is to be negative at a pixel")] = "margin"
@@ -82,6 +92,8 @@ class Palma(Attack):
         """Weigh the constraints, take a step, fit the ball, round after round; 8-bit images are trimmed in the end."""
         problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
         masking = ConstraintMask(problem, self.masking, steps)
+        momentum = MOMENTUM[self.norm] if self.momentum == "auto" else self.momentum
+        radius = RADIUS[self.norm] if self.radius == "auto" else self.radius
         rounds, ball, idle = Rounds(tracker, self.sweep), Ball(tracker, self.rate), Patience(tracker, self.patience)
         trust = Trust(tracker, HALF_LEVEL if self.bits else 0.0)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
@@ -104,10 +116,10 @@ class Palma(Attack):
             weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))
             if t == 1:
-                ball.start(self.radius * _linear_distance(weights * d, g, self.norm))
+                ball.start(radius * _linear_distance(weights * d, g, self.norm))
                 trust.length = self.step_size * ball.radius
             mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
-            direction = self.momentum * direction + unit(g, "l1")
+            direction = momentum * direction + unit(g, "l1")
             sweeping = rounds.anneal(self.step_size, LAST_STEP) * ball.radius
             length = torch.where(rounds.sweeping, sweeping, trust.length)
             ahead = project(delta - scale(self._steepest(direction), length), ball.radius, self.norm)
