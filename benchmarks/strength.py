@@ -205,8 +205,11 @@ def draw(file: Path, cases: list[Case], found: dict[tuple[Case, str], Found], be
             axes.plot(steps, [median(ratio) for ratio in ratios], color=f"C{k}", label=text)
             worst = [max(ratio) for ratio in ratios]
             axes.plot(steps, worst, color=f"C{k}", linestyle=":", linewidth=1)
-        axes.set(xscale="log", yscale="log", ylim=(0.95, 10), title=f"{kind}, {len(some)} cases", xlabel="steps")
+        axes.set(xscale="log", yscale="log", xlim=(10, None), ylim=(0.95, 10), xlabel="steps")
+        axes.set_title(f"{kind}, {len(some)} cases")
+        axes.set_xticks([10, 20, 50, 100, 200, 500], labels=["10", "20", "50", "100", "200", "500"])
         axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
+        axes.minorticks_off()
         axes.grid(alpha=0.3, which="both")
     figure.supylabel("norm over the best known: median, and (dotted) the largest", fontsize="medium")
     figure.axes[0].legend()
