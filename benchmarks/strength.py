@@ -1,14 +1,15 @@
 """Minimal attacks on real networks, case by case, as ratios to the smallest norm that anything has ever found.
 
     python benchmarks/strength.py --realbench FOLDER --best FILE
-    python benchmarks/strength.py --realbench FOLDER --half development --kinds crop --attacks palma@200 fmn@500?alpha=1
+    python benchmarks/strength.py --realbench FOLDER --half development --kinds crop --attacks alma-prox@500?prox=ternary
 
 Cases are those of `cases.py`: `judged` by default, `development` to make choices on. An attack is NAME@STEPS with
 fields after a question mark; `authors@500` is the ALMA prox of the paper's authors, where adv-lib is installed (it
 needs three classes and says so). A run of PALMA is the beginning of every longer one, so only the longest of each kind
-is computed and the others are read from its trace. `--json` keeps what was found, with traces, and what is there is
-not computed again. `--best` keeps the smallest norm known of each case, and by what it was found; up to 2,000 steps of
-any attack may go in there. `--figure` draws the norm after every fifth step over the best known.
+is computed and the others are read from its trace, which leaves out changes below 1 %: those norms may be that much too
+large. `--json` keeps what was found, with traces, and what is there is not computed again. `--best` keeps the smallest
+norm known of each case, and by what it was found; up to 2,000 steps of any attack may go in there. `--figure` draws the
+norm after every fifth step over the best known.
 """
 
 import argparse
