@@ -1,7 +1,7 @@
 """Minimal attacks on real networks, case by case, as ratios to the smallest norm that anything has ever found.
 
     python benchmarks/strength.py --realbench FOLDER --best FILE
-    python benchmarks/strength.py --realbench FOLDER --half development --kinds crop --attacks alma-prox@500?prox=ternary
+    python benchmarks/strength.py --realbench FOLDER --half development --attacks alma-prox@500?prox=ternary
 
 Cases are those of `cases.py`: `judged` by default, `development` to make choices on. An attack is NAME@STEPS with
 fields after a question mark; `authors@500` is the ALMA prox of the paper's authors, where adv-lib is installed (it
