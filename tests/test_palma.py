@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from segprox import Palma, Problem, load_dataset, load_model
-from segprox.attacks.palma import LEEWAY, LOOK, TRIMS, Ball, Patience, Penalty, Rounds, Trust
+from segprox.attacks.palma import TRIMS, Patience
+from segprox.attacks.rounds import LEEWAY, LOOK, Ball, Penalty, Rounds, Trust
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, smallest_norm, smallest_untargeted
 

@@ -1,16 +1,15 @@
 """PALMA, projected augmented Lagrangian minimal attack: the smallest ball in which enough pixels give way."""
 
-import math
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from segprox.attacks.base import FIELDS, Attack, Cost, Watch
 from segprox.attacks.lagrangian import ConstraintMask, Masking
+from segprox.attacks.rounds import IMPROVEMENT, Ball, Penalty, Rounds, Trust
 from segprox.losses import dlr_plus, margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
@@ -23,19 +22,7 @@ RADIUS: dict[NormName, float] = {"linf": 3.0, "l2": 1.5, "l1": 1.5}  # there pix
 MOMENTUM: dict[NormName, float] = {"linf": 0.85, "l2": 0.6, "l1": 0.6}  # and those that gave way must not be pushed on
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
-FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
-HOPEFUL = 0.88  # the radius waits while fewer pixels miss than this share of their recent mean
-RECENT = 0.8  # weight of the past in that mean
-LAST_RATE, LAST_STEP = 0.001, 0.05  # where a sweep ends: change of log radius, step over radius
-FASTER, SLOWER, PACES = 1.1, 0.85, (0.002, 0.3)  # how a descent's rate follows successes and losses, and its range
-LEEWAY = 1.2  # the radius stays within this times the best norm: there is nothing to find beyond
-TRUSTED = 0.15  # the share of the predicted decrease at which steps keep their length
-TRUST_GAIN, TRUST_CHANGE = 0.5, (0.7, 1.25)  # how strongly the length follows that share, and the factors allowed
-SETTLED, LOOK = 0.98, 10  # a descent is over when the best norm keeps this share over so many steps,
-EXHAUSTED = 0.995  # or this share, where the last sweep did not gain anything
-INSIDE, GENTLE = 0.997, 0.01  # a descent from the best point: radius over norm, rate
-AGAIN = 1.4  # its steps over those that the last one ended with, twice: before and after the sweep
-IMPROVEMENT = 0.99  # of the best norm: what counts for patience
+LAST_STEP = 0.05  # over the radius, where a sweep ends
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
 HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
 
@@ -191,148 +178,6 @@ def _linear_distance(violations: Tensor, gradient: Tensor, norm: NormName) -> Te
 def _choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """`yes` for some of the images (bool `[B]`), `no` for the others, `[B, C, H, W]`."""
     return torch.where(which.view(-1, 1, 1, 1), yes, no)
-
-
-class Penalty(NamedTuple):
-    """Polyak's log-sigmoid Lagrangian (2001) as a function of the constraints: sum_i 2 w_i T softplus(d_i / T)."""
-
-    weights: Tensor  # w, [B, H, W]: multipliers of the constraints that count, 0 for the others
-    softness: Tensor  # T, [B, 1, 1]
-
-    def value(self, d: Tensor) -> Tensor:
-        """The penalty of each image, `[B]`."""
-        return per_image(torch.sum, softplus(d / self.softness).mul_(self.weights).mul_(2 * self.softness))
-
-    def derivative(self, d: Tensor) -> Tensor:
-        """With respect to d, `[B, H, W]`: w where a constraint is tight, 2 w far from it, 0 far beyond it."""
-        return (d / self.softness).sigmoid_().mul_(self.weights).mul_(2)
-
-
-class Rounds:
-    """What each image is at: a descent until it settles, then a sweep, then a descent from the best point, and so on.
-
-    A descent takes steps as long as the gradient can be believed; a sweep begins at the image with steps that are too
-    long, which get shorter along a cosine. One finds a way where the other does not.
-    """
-
-    def __init__(self, tracker: Tracker, sweep: int) -> None:
-        self.tracker = tracker
-        self.index = torch.zeros_like(tracker.forwards)  # [B]: even in descents, odd in sweeps
-        self.age = torch.zeros_like(tracker.forwards)  # [B]: queries of the round
-        self.mark = torch.full_like(tracker.best_norm, torch.inf)  # [B]: the best norm when last looked at
-        self.enough = torch.full_like(self.mark, SETTLED)  # [B]: the share of it at which a descent is over
-        self.length = torch.full_like(tracker.forwards, sweep)  # [B]: of the next sweep
-
-    @property
-    def sweeping(self) -> Tensor:
-        """Which images are in a sweep, bool `[B]`."""
-        return self.index % 2 == 1
-
-    def count(self) -> None:
-        """One more query."""
-        self.age += 1
-
-    def anneal(self, first: float, last: float) -> Tensor:
-        """From the first value to the last along half a cosine over a sweep, `[B]`."""
-        share = (self.age - 1) / (self.length - 1)
-        return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
-
-    def over(self) -> Tensor:
-        """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled."""
-        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0)
-        known = self.tracker.success
-        over = look & known & (self.sweeping | (self.tracker.best_norm > self.enough * self.mark))
-        swept, fruitless = over & self.sweeping, self.tracker.best_norm > IMPROVEMENT * self.mark
-        self.enough = torch.where(swept, torch.where(fruitless, EXHAUSTED, SETTLED), self.enough)
-        self.length = torch.where(swept, 2 * self.length, self.length)
-        self.mark = torch.where(look & known, self.tracker.best_norm, self.mark)
-        return over
-
-    def restart(self, over: Tensor) -> None:
-        """Begin the next round of these images."""
-        self.index = self.index + over
-        self.age = torch.where(over, 0, self.age)
-
-
-class Ball:
-    """The radius of each image's ball, `[B]`: smaller after a success, larger where pixels are missing for good."""
-
-    def __init__(self, tracker: Tracker, rate: float) -> None:
-        problem, x = tracker.problem, tracker.problem.images
-        self.tracker, self.rate = tracker, rate
-        self.farthest = distance(torch.maximum(x, 1 - x), tracker.norm)  # no perturbation within the box is larger
-        self.radius = self.farthest
-        self.pace = torch.full_like(self.farthest, rate / 1.5)  # of descents, once there is a success
-        self.missing = torch.ones_like(tracker.best_apsr)  # the share of pixels, a recent mean
-        counted = problem.counted.clamp(min=1)
-        self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
-
-    def start(self, guess: Tensor) -> None:
-        """The first radius, `[B]`."""
-        self.radius = torch.minimum(guess, self.farthest)
-
-    def restart(self, over: Tensor, swept: Tensor) -> None:
-        """Begin another round where one is over: a descent after a sweep, a sweep after a descent."""
-        share = torch.where(swept, INSIDE, LEEWAY)
-        radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best_norm, self.farthest)
-        self.radius = torch.where(over & self.tracker.success, radius, self.radius)
-        self.pace = torch.where(over, GENTLE, self.pace)
-        self.missing = torch.where(over, 1.0, self.missing)
-
-    def fit(self, query: Query, rounds: Rounds) -> Tensor:
-        """Change the logarithm of the radius by at most some times the rate, in proportion to how many pixels miss.
-
-        Returns by what factor the ball of a descent has grown, `[B]`, 1 where it has not.
-        """
-        missing, success, known = 1 - query.apsr, query.success, self.tracker.success
-        excess = (missing / self.allowed).log().clamp_(FASTEST_SHRINK, FASTEST_GROWTH)
-        growth = torch.where(missing < HOPEFUL * self.missing, 0.0, excess.clamp(min=0))
-        rate = torch.where(known, self.pace, self.rate)
-        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
-        change = rate * torch.where(success, excess.clamp(max=SLOWEST_SHRINK), growth)
-        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best_norm)
-        held = torch.where(success, torch.minimum(self.radius, reached), self.radius)
-        radius = torch.minimum(held * change.exp().to(held.dtype), self.farthest)
-        radius = torch.where(known, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
-        begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
-        radius = torch.where(begun, radius, self.radius)
-        grown = torch.where(rounds.sweeping, 1.0, (radius / self.radius).clamp(min=1))
-        self.radius = radius
-        pace = self.pace * torch.where(success, FASTER, torch.where(known, SLOWER, 1.0)).to(self.pace.dtype)
-        self.pace = torch.where(begun, pace.clamp(*PACES), self.pace)
-        past = (1 - 2 / (rounds.age + 1)).clamp(max=RECENT).to(missing.dtype)  # short at first: all is new then
-        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, past))
-        return grown
-
-
-class Trust:
-    """The length of a descent's steps, `[B]`: what the last step did is compared with what its gradient predicted."""
-
-    def __init__(self, tracker: Tracker, least: float) -> None:
-        self.least = least
-        self.length = torch.zeros_like(tracker.best_norm)
-        self.predicted = torch.zeros_like(tracker.best_norm)  # change of the penalty; 0 before the first step
-        self.penalty: Penalty | None = None
-
-    def predict(self, penalty: Penalty, d: Tensor, gradient: Tensor, move: Tensor) -> None:
-        """Note what a move `[B, C, H, W]` should do to the penalty, were it linear."""
-        self.penalty, self.value = penalty, penalty.value(d)
-        self.predicted = per_image(torch.sum, gradient * move)
-
-    def judge(self, d: Tensor, longest: Tensor, rounds: Rounds) -> None:
-        """Longer steps after one that kept its promise, at most the `longest` `[B]`, shorter ones otherwise."""
-        if self.penalty is None:
-            return
-        down = (self.predicted < 0) & ~rounds.sweeping
-        ratio = (self.penalty.value(d) - self.value) / torch.where(down, self.predicted, -1.0)
-        factor = (1 + TRUST_GAIN * (ratio - TRUSTED)).clamp_(*TRUST_CHANGE)
-        length = torch.where(down, self.length * factor, self.length)
-        self.length = length.clamp(min=self.least).minimum(longest)
-
-    def restart(self, over: Tensor) -> None:
-        """The next descent goes on with steps as they were in the last one, a little longer."""
-        self.length = torch.where(over, AGAIN * self.length, self.length)
-        self.predicted = torch.where(over, 0.0, self.predicted)
 
 
 class Spare:
