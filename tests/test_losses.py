@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segprox.losses import cross_entropy, dlr, dlr_plus, houdini, js_divergence, margin, tsallis
+from segprox.losses import cross_entropy, dlr, dlr_plus, houdini, js_divergence, margin, soft_margin, tsallis
 
 LOSSES = {"margin": margin, "dlr_plus": dlr_plus, "dlr": dlr}
 
@@ -45,6 +45,37 @@ def test_dlr_plus_and_its_gradient_follow_the_formula(classes, seed, targeted):
     torch.testing.assert_close(values, expected.detach())
     (gradient,) = torch.autograd.grad((weights * expected).sum(), leaf)
     torch.testing.assert_close(pullback(weights), gradient)
+
+
+@given(classes=st.integers(2, 8), seed=st.integers(0, 2**31), softness=st.floats(0.01, 10))
+def test_the_soft_margin_and_its_gradient_follow_the_formula(classes, seed, softness):
+    logits, labels, weights = random_case(classes, seed, (2, 3, 2))
+    each = torch.tensor([softness, 2 * softness], dtype=torch.float64).view(2, 1, 1)
+    values, pullback = soft_margin(logits, labels, softness=each)
+    leaf = logits.clone().requires_grad_()
+    own = torch.nn.functional.one_hot(labels, classes).movedim(-1, 1).bool()
+    others = leaf.masked_fill(own, -math.inf)
+    expected = (leaf * own).sum(1) - each * (others / each.unsqueeze(1)).logsumexp(1)
+    torch.testing.assert_close(values, expected.detach())
+    (gradient,) = torch.autograd.grad((weights * expected).sum(), leaf)
+    torch.testing.assert_close(pullback(weights), gradient)
+
+
+def test_the_soft_margin_becomes_the_margin():
+    logits, labels, weights = random_case(6)
+    hard, soft = margin(logits, labels), soft_margin(logits, labels, softness=torch.full((2, 1, 1), 1e-5).double())
+    torch.testing.assert_close(soft.values, hard.values)
+    torch.testing.assert_close(soft.pullback(weights), hard.pullback(weights))
+
+
+def test_in_the_soft_margin_nan_pushes_nowhere_and_large_logits_do_not_overflow():
+    logits, labels, weights = random_case(4)
+    logits[0, :, 0, 0] = math.nan
+    logits[1, 0, 0, 0], labels[1, 0, 0] = 1e30, 0
+    gradient = soft_margin(logits, labels, softness=torch.full((2, 1, 1), 1e-3).double()).pullback(weights)
+    assert gradient.isfinite().all()
+    assert (gradient[0, :, 0, 0] == 0).all()
+    assert gradient[1, 0, 0, 0] == weights[1, 0, 0]
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from segprox import Palma, Problem, load_dataset, load_model
-from segprox.attacks.palma import TRIMS, Patience
-from segprox.attacks.rounds import LEEWAY, LOOK, Ball, Penalty, Rounds, Trust
+from segprox.attacks.lagrangian import ConstraintMask
+from segprox.attacks.palma import RESERVE, TRIMS, Patience
+from segprox.attacks.rounds import GRACE, LEAP, LEEWAY, LONGER, LOOK, PATIENCE, Ball, Penalty, Rounds, Trust
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, smallest_norm, smallest_untargeted
 
@@ -94,13 +95,18 @@ def a_tracker(batch, best=0.2, success=True):
     return tracker
 
 
+def nobody(batch):
+    """No image leaps."""
+    return torch.zeros(batch, dtype=torch.bool)
+
+
 def test_a_descent_is_over_when_it_has_settled_and_a_sweep_after_its_steps():
     tracker = a_tracker(2)
     rounds, over = Rounds(tracker, sweep=4), []
     for _ in range(2 * LOOK):
         rounds.count()
         tracker.best_norm[0] *= 0.99  # the other image does not get any further
-        over.append(rounds.over().tolist())
+        over.append(rounds.over(nobody(2)).tolist())
     assert over == [[False, False]] * (2 * LOOK - 1) + [[False, True]]
     rounds.restart(torch.tensor([False, True]))
     assert rounds.sweeping.tolist() == [False, True]
@@ -109,7 +115,7 @@ def test_a_descent_is_over_when_it_has_settled_and_a_sweep_after_its_steps():
         for age in range(1, lengths + 1):
             rounds.count()
             ages.append(rounds.anneal(2.0, 1.0)[1].item())
-            assert rounds.over()[1] == (age == lengths)
+            assert rounds.over(nobody(2))[1] == (age == lengths)
         rounds.restart(torch.tensor([False, True]))
         rounds.index[1] += 1
     assert ages[0] == ages[4] == 2
@@ -121,7 +127,15 @@ def test_a_descent_without_a_success_is_never_over():
     rounds = Rounds(a_tracker(1, success=False), sweep=4)
     for _ in range(5 * LOOK):
         rounds.count()
-        assert not rounds.over().any()
+        assert not rounds.over(nobody(1)).any()
+
+
+def test_a_descent_goes_on_while_it_leaps_and_is_looked_at_twice_afterwards():
+    rounds, over = Rounds(a_tracker(1), sweep=4), []
+    for t in range(1, 5 * LOOK + 1):
+        rounds.count()
+        over.append(rounds.over(torch.tensor([t < 3 * LOOK])).item())
+    assert over.index(True) + 1 == 4 * LOOK
 
 
 def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
@@ -131,13 +145,13 @@ def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
     rounds.mark = torch.tensor([0.2, 0.3])  # the second image's sweep has gained a third
     for _ in range(2):
         rounds.count()
-        over = rounds.over()
+        over = rounds.over(nobody(2))
     rounds.restart(over)
     assert over.tolist() == [True, True]
     for _ in range(LOOK):
         rounds.count()
         tracker.best_norm *= 0.999
-        over = rounds.over()
+        over = rounds.over(nobody(2))
     assert over.tolist() == [False, True]
 
 
@@ -156,9 +170,9 @@ def test_steps_get_longer_where_they_keep_their_promise_and_shorter_where_they_d
     trust.length = torch.full((5,), 0.1)
     trust.predict(penalty, torch.ones(5, 1, 1), torch.ones(5, 1, 1, 1), torch.full((5, 1, 1, 1), -0.5))
     trust.predicted = torch.full((5,), -1.0)  # the penalty is 2 d where d is large
-    d = torch.tensor([0.5, 0.925, 2.0, 0.5, 0.5]).view(-1, 1, 1)  # all of it, just enough of it, the wrong way
+    d = torch.tensor([0.5, 0.9, 2.0, 0.5, 0.5]).view(-1, 1, 1)  # all of it, just enough of it, the wrong way
     trust.judge(d, torch.tensor([1.0, 1.0, 1.0, 0.11, 1.0]), rounds)
-    torch.testing.assert_close(trust.length, torch.tensor([0.125, 0.1, 0.07, 0.11, 0.1]))
+    torch.testing.assert_close(trust.length, torch.tensor([0.14, 0.1, 0.06, 0.11, 0.1]))
 
 
 def test_8_bit_steps_stay_visible():
@@ -178,41 +192,88 @@ def fake_query(apsr, success, norm=0.1):
     )
 
 
+FAR = 1.0  # a length of steps that cross the ball
+
+
 def a_ball(batch, success=True):
     tracker = a_tracker(batch, success=success)
     ball, rounds = Ball(tracker, 0.15), Rounds(tracker, sweep=50)
     ball.start(torch.full((batch,), 0.1))
     ball.pace.fill_(0.1)
     ball.missing = torch.full((batch,), 0.5, dtype=torch.float64)
+    ball.since += 20
     rounds.age += 5
     return tracker, ball, rounds
+
+
+def fit(ball, rounds, query, length=FAR):
+    return ball.fit(query, rounds, torch.full_like(ball.radius, length))
 
 
 def test_the_ball_shrinks_after_successes_by_how_clear_they_are():
     _, ball, rounds = a_ball(3)
     allowed = ball.allowed[0].item()
-    grown = ball.fit(fake_query([1.0, 1 - allowed / math.e, 1 - allowed], [True, True, True]), rounds)
+    longer = fit(ball, rounds, fake_query([1.0, 1 - allowed / math.e, 1 - allowed], [True, True, True]))
     wanted = [0.1 * math.exp(-0.2), 0.1 * math.exp(-0.1), 0.1 * math.exp(-0.03)]
     torch.testing.assert_close(ball.radius, torch.tensor(wanted))
-    assert grown.tolist() == [1, 1, 1]
+    assert longer.tolist() == [1, 1, 1]
 
 
-def test_the_ball_grows_only_where_nothing_gets_better():
-    _, ball, rounds = a_ball(3)
-    grown = ball.fit(fake_query([0.5, 0.6, 0.4], [False, False, False]), rounds)
-    torch.testing.assert_close(ball.radius, torch.tensor([0.1 * math.exp(0.1), 0.1, 0.1 * math.exp(0.1)]))
-    torch.testing.assert_close(grown, ball.radius / 0.1)
+def test_the_ball_grows_only_where_pixels_would_take_too_long():
+    """The mean of missing pixels is five steps old, so it has to fall by 5 log(missing / allowed) / PATIENCE."""
+    _, ball, rounds = a_ball(4)
+    needed = 5 * math.log(0.3 / ball.allowed[0].item()) / PATIENCE
+    ball.missing = 0.3 * torch.tensor([1.0, 1.1 * needed, 0.9 * needed, -1.0], dtype=torch.float64).exp()
+    ball.missing[0] = 0.3
+    longer = fit(ball, rounds, fake_query([0.7] * 4, [False] * 4))
+    grown = 0.1 * math.exp(0.1)
+    torch.testing.assert_close(ball.radius, torch.tensor([grown, 0.1, grown, grown]))
+    torch.testing.assert_close(longer, (ball.radius / 0.1).sqrt())
+
+
+def test_steps_that_are_too_short_get_longer_before_the_ball_grows():
+    _, ball, rounds = a_ball(2)
+    rounds.index[1] = 1  # a sweep has steps of its own
+    longer = fit(ball, rounds, fake_query([0.5, 0.5], [False, False]), length=0.004)
+    assert longer.tolist() == [LONGER, 1]
+    assert ball.radius[0] == pytest.approx(0.1)
+    assert ball.radius[1] > 0.1
+
+
+def test_where_steps_are_short_a_success_is_followed_by_a_leap_that_gets_shorter_when_it_led_too_far():
+    tracker, ball, rounds = a_ball(2)
+    tracker.best_norm[:] = 0.1
+    fit(ball, rounds, fake_query([1.0, 1.0], [True, True]), length=0.009)
+    assert ball.leaping.all()
+    torch.testing.assert_close(ball.radius, torch.full((2,), 0.1 * math.exp(-LEAP)))
+    for _ in range(GRACE):  # it takes some steps to see whether a leap succeeds
+        fit(ball, rounds, fake_query([0.5, 0.5], [False, False]))
+    torch.testing.assert_close(ball.radius, torch.full((2,), 0.1 * math.exp(-LEAP)))
+    fit(ball, rounds, fake_query([0.5, 0.98], [False, False]))
+    assert ball.regrown.tolist() == [True, False]
+    assert ball.radius[0] == pytest.approx(0.1 * math.exp(0.15 - LEAP))
+    tracker.best_norm[:] = ball.radius
+    fit(ball, rounds, fake_query([1.0, 1.0], [True, True]), length=0.001)
+    torch.testing.assert_close(ball.leap, torch.tensor([LEAP / 2, LEAP]))
+    torch.testing.assert_close(ball.radius, 0.1 * torch.tensor([0.15 - 1.5 * LEAP, -2 * LEAP]).exp())
+
+
+def test_some_pixels_that_need_not_give_way_are_pushed_all_the_same():
+    d = torch.arange(1000.0).view(1, 20, 50)
+    for threshold, discarded in ((0.99, 5), (0.9, 95), (1.0, 0)):
+        problem = Problem.build(torch.rand(1, 3, 20, 50), torch.zeros(1, 20, 50, dtype=torch.long), threshold=threshold)
+        assert ConstraintMask(problem, "fixed", 10, RESERVE)(d, 1).sum() == 1000 - discarded
 
 
 def test_the_pace_follows_successes_and_losses():
     _, ball, rounds = a_ball(2)
-    ball.fit(fake_query([1.0, 0.5], [True, False]), rounds)
+    fit(ball, rounds, fake_query([1.0, 0.5], [True, False]))
     torch.testing.assert_close(ball.pace, torch.tensor([0.11, 0.085]))
 
 
 def test_before_the_first_success_the_ball_grows_by_the_rate():
     _, ball, rounds = a_ball(1, success=False)
-    ball.fit(fake_query([0.5], [False]), rounds)
+    fit(ball, rounds, fake_query([0.5], [False]))
     assert ball.radius.item() == pytest.approx(0.1 * math.exp(0.15))
     assert ball.pace.item() == pytest.approx(0.1)
 
@@ -220,7 +281,8 @@ def test_before_the_first_success_the_ball_grows_by_the_rate():
 def test_the_point_that_a_round_begins_at_does_not_change_its_ball():
     _, ball, rounds = a_ball(1)
     rounds.age.fill_(1)
-    ball.fit(fake_query([0.0], [False], norm=0.0), rounds)
+    ball.since.fill_(1)
+    fit(ball, rounds, fake_query([0.0], [False], norm=0.0))
     assert ball.radius.item() == pytest.approx(0.1)
     assert ball.missing.item() == 1  # but the mean begins with it
 
@@ -232,7 +294,7 @@ def test_the_ball_is_never_much_larger_than_the_best_or_larger_than_the_box():
     ball.start(torch.tensor([0.1, 5.0, 0.1]))
     assert ball.radius[1] == ball.farthest[1] <= 1
     tracker.best_norm[2] = 0.08
-    ball.fit(fake_query([1.0, 0.2, 0.2], [True, False, False]), rounds)
+    fit(ball, rounds, fake_query([1.0, 0.2, 0.2], [True, False, False]))
     torch.testing.assert_close(ball.radius, torch.tensor([0.05 * math.exp(-0.2), ball.farthest[1], LEEWAY * 0.08]))
 
 

@@ -14,13 +14,15 @@ PENALTY_MAX = 1e12  # keeps rho^2 y^3 within float32 however long an attack runs
 class ConstraintMask:
     """The paper's constraint masking: discards the largest constraints, which are the least likely to be satisfied.
 
-    The discarded share of the counted pixels grows linearly to 1 - nu (`decay`) or is 1 - nu throughout (`fixed`).
+    The discarded share of the counted pixels grows linearly to 1 - nu (`decay`) or is 1 - nu throughout (`fixed`), less
+    a `reserve`: a share of the pixels that are kept though they need not be satisfied, at most half of those.
     """
 
-    def __init__(self, problem: Problem, kind: Masking, steps: int) -> None:
+    def __init__(self, problem: Problem, kind: Masking, steps: int, reserve: float = 0.0) -> None:
         self.mask, self.kind, self.steps = problem.mask.to(problem.images.dtype), kind, steps
         self.uncounted = torch.where(problem.mask, 0.0, -torch.inf)
-        self.spare = ((1 - problem.threshold) * problem.counted + 1e-9).floor()  # pixels that need not be satisfied
+        spare = ((1 - problem.threshold) * problem.counted + 1e-9).floor()  # pixels that need not be satisfied
+        self.spare = torch.maximum(spare - reserve * problem.counted, spare / 2).floor() if reserve else spare
         self.most = int(self.spare.max()) if len(problem) else 0
 
     def __call__(self, d: Tensor, t: int) -> Tensor:

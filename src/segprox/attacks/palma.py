@@ -10,7 +10,7 @@ from torch import Tensor
 from segprox.attacks.base import FIELDS, Attack, Cost, Watch
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.rounds import IMPROVEMENT, Ball, Penalty, Rounds, Trust
-from segprox.losses import dlr_plus, margin
+from segprox.losses import dlr_plus, margin, soft_margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
 from segprox.tracker import Query, Tracker
@@ -18,11 +18,14 @@ from segprox.tracker import Query, Tracker
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 CONSTRAINTS = {"margin": margin, "dlr+": dlr_plus}
-RADIUS: dict[NormName, float] = {"linf": 3.0, "l2": 1.5, "l1": 1.5}  # there pixels share the ball: less is wasted
+RADIUS: dict[NormName, float] = {"linf": 5.0, "l2": 1.5, "l1": 1.5}  # there pixels share the ball: less is wasted
 MOMENTUM: dict[NormName, float] = {"linf": 0.85, "l2": 0.6, "l1": 0.6}  # and those that gave way must not be pushed on
 LEAST_SLOPE = 1e-12  # keeps the first radius finite where the gradient vanishes
 MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too long to grow again
+FIRST_STEP = 0.5  # of the first descent, over the radius
 LAST_STEP = 0.05  # over the radius, where a sweep ends
+RESERVE = 0.005  # share of the pixels that are pushed though they need not give way: without it the last ones take long
+OPEN, LEAST_OPEN = 5.0, 0.001  # how open it is which class a pixel shall become, over the share of missing pixels
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
 HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
 
@@ -49,7 +52,7 @@ class Palma(Attack):
     steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins with the shorter one")] = 200
     radius: Annotated[
         Positive | Literal["auto"],
-        Field(description="first radius, over what the first gradient suggests; auto: 3 in linf, 1.5 in l2 and l1"),
+        Field(description="first radius, over what the first gradient suggests; auto: 5 in linf, 1.5 in l2 and l1"),
     ] = "auto"
     rate: Annotated[float, Field(gt=0, le=1, description="gamma: change of log radius, at the beginning")] = 0.15
     step_size: Annotated[float, Field(gt=0, description="alpha: longest step, over the radius")] = 2.0
@@ -78,7 +81,7 @@ class Palma(Attack):
     def search(self, tracker: Tracker, watch: Watch) -> None:
         """Weigh the constraints, take a step, fit the ball, round after round; 8-bit images are trimmed in the end."""
         problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
-        masking = ConstraintMask(problem, self.masking, steps)
+        masking = ConstraintMask(problem, self.masking, steps, RESERVE)
         momentum = MOMENTUM[self.norm] if self.momentum == "auto" else self.momentum
         radius = RADIUS[self.norm] if self.radius == "auto" else self.radius
         rounds, ball, idle = Rounds(tracker, self.sweep), Ball(tracker, self.rate), Patience(tracker, self.patience)
@@ -96,15 +99,18 @@ class Palma(Attack):
                 break
             d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
             d.nan_to_num_(nan=0.0)
+            if self.constraint == "margin" and not problem.targeted:
+                openness = self._openness(d, problem, 1 - query.apsr - ball.allowed)
+                pullback = soft_margin(query.logits, problem.labels, softness=openness).pullback
             rounds.count()
             trust.judge(d, self.step_size * ball.radius, rounds)
-            trust.length = trust.length * ball.fit(query, rounds)  # a growing ball carries the steps along
+            trust.length = trust.length * ball.fit(query, rounds, trust.length)
             penalty = Penalty(mu * masking(d, t), self._softness(d, problem))
             weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))
             if t == 1:
                 ball.start(radius * _linear_distance(weights * d, g, self.norm))
-                trust.length = self.step_size * ball.radius
+                trust.length = FIRST_STEP * ball.radius
             mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
             direction = momentum * direction + unit(g, "l1")
             sweeping = rounds.anneal(self.step_size, LAST_STEP) * ball.radius
@@ -112,7 +118,7 @@ class Palma(Attack):
             ahead = project(delta - scale(self._steepest(direction), length), ball.radius, self.norm)
             ahead = (x + ahead).clamp_(0, 1).sub_(x)
             trust.predict(penalty, d, g, ahead - delta)
-            over = rounds.over()
+            over = rounds.over(ball.leaping)
             start = _choose(rounds.sweeping, tracker.best_images - x, torch.zeros_like(x))  # of the other kind
             delta = _choose(over, start, ahead)
             direction = _choose(over, torch.zeros_like(x), direction)
@@ -129,6 +135,11 @@ class Palma(Attack):
         """T, `[B, 1, 1]`: constraints are measured by their mean size, so the scale of the logits does not matter."""
         size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
         return (self.temperature * size).view(-1, 1, 1)
+
+    def _openness(self, d: Tensor, problem: Problem, missing: Tensor) -> Tensor:
+        """The softness of the margin, `[B, 1, 1]`: while many pixels are missing, it is open what they become."""
+        size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
+        return (OPEN * missing.clamp(min=LEAST_OPEN).to(d.dtype) * size).view(-1, 1, 1)
 
     def _normalised(self, mu: Tensor, problem: Problem) -> Tensor:
         """Multipliers of mean 1: only their proportions matter, as steps have a length of their own."""

@@ -11,13 +11,16 @@ from segprox.norms import distance, per_image
 from segprox.tracker import Query, Tracker
 
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
-HOPEFUL = 0.88  # the radius waits while fewer pixels miss than this share of their recent mean
-RECENT = 0.8  # weight of the past in that mean
+PATIENCE = 20  # the radius waits while, at the present pace, enough pixels will have given way within so many steps
+RECENT = 0.8  # weight of the past in the mean of missing pixels that tells the pace
 LAST_RATE = 0.001  # of log radius, where a sweep ends
 FASTER, SLOWER, PACES = 1.1, 0.85, (0.002, 0.3)  # how a descent's rate follows successes and losses, and its range
 LEEWAY = 1.2  # the radius stays within this times the best norm: there is nothing to find beyond
-TRUSTED = 0.15  # the share of the predicted decrease at which steps keep their length
-TRUST_GAIN, TRUST_CHANGE = 0.5, (0.7, 1.25)  # how strongly the length follows that share, and the factors allowed
+STIFF = 0.1  # below this share of the radius, steps are short: then balls are left by leaps, not by small changes
+LEAP, LEAST_LEAP, GRACE = 0.7, 0.02, 3  # of log radius: the first leap, the last; steps until one is judged
+SHORT, LONGER = 0.05, 1.5  # steps shorter than this share of the radius get longer where the ball would have grown
+TRUSTED = 0.2  # the share of the predicted decrease at which steps keep their length
+TRUST_CHANGE = 0.6, 1.4  # the factors by which a length may change
 SETTLED, LOOK = 0.98, 10  # a descent is over when the best norm keeps this share over so many steps,
 EXHAUSTED = 0.995  # or this share, where the last sweep did not gain anything
 INSIDE, GENTLE = 0.997, 0.01  # a descent from the best point: radius over norm, rate
@@ -69,15 +72,20 @@ class Rounds:
         share = (self.age - 1) / (self.length - 1)
         return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
 
-    def over(self) -> Tensor:
-        """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled."""
-        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0)
-        known = self.tracker.success
-        over = look & known & (self.sweeping | (self.tracker.best_norm > self.enough * self.mark))
+    def over(self, leaping: Tensor) -> Tensor:
+        """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled.
+
+        A descent that is `leaping` (bool `[B]`) may be without a success for long: it goes on, and is looked at only
+        when it no longer leaps.
+        """
+        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0) & self.tracker.success
+        settled = (self.tracker.best_norm > self.enough * self.mark) & ~leaping
+        over = look & (self.sweeping | settled)
         swept, fruitless = over & self.sweeping, self.tracker.best_norm > IMPROVEMENT * self.mark
         self.enough = torch.where(swept, torch.where(fruitless, EXHAUSTED, SETTLED), self.enough)
         self.length = torch.where(swept, 2 * self.length, self.length)
-        self.mark = torch.where(look & known, self.tracker.best_norm, self.mark)
+        self.mark = torch.where(look, self.tracker.best_norm, self.mark)
+        self.mark = torch.where(leaping & ~self.sweeping, torch.inf, self.mark)
         return over
 
     def restart(self, over: Tensor) -> None:
@@ -87,7 +95,13 @@ class Rounds:
 
 
 class Ball:
-    """The radius of each image's ball, `[B]`: smaller after a success, larger where pixels are missing for good."""
+    """The radius of each image's ball, `[B]`: smaller after a success, larger where pixels are missing for good.
+
+    How it gets smaller depends on the steps. Where they are about as long as the ball is wide, a success is soon found
+    again, and the radius follows the share of missing pixels. Where the gradient can be trusted over a small part of
+    the ball only (`stiff`), adapting to any smaller ball takes some twenty steps, so each success is followed by a
+    leap; leaps get shorter when one led too far and the ball had to grow again.
+    """
 
     def __init__(self, tracker: Tracker, rate: float) -> None:
         problem, x = tracker.problem, tracker.problem.images
@@ -95,9 +109,18 @@ class Ball:
         self.farthest = distance(torch.maximum(x, 1 - x), tracker.norm)  # no perturbation within the box is larger
         self.radius = self.farthest
         self.pace = torch.full_like(self.farthest, rate / 1.5)  # of descents, once there is a success
+        self.leap = torch.full_like(self.farthest, LEAP)  # of log radius, after a success of a stiff image
+        self.stiff = torch.zeros_like(tracker.success)  # as of the last success of a descent
+        self.regrown = torch.zeros_like(self.stiff)  # whether the ball has grown since the last success
         self.missing = torch.ones_like(tracker.best_apsr)  # the share of pixels, a recent mean
+        self.since = torch.ones_like(tracker.forwards)  # queries since the last success, or since the round began
         counted = problem.counted.clamp(min=1)
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
+
+    @property
+    def leaping(self) -> Tensor:
+        """Which images change their ball by leaps, bool `[B]`."""
+        return self.stiff & (self.leap > LEAST_LEAP)
 
     def start(self, guess: Tensor) -> None:
         """The first radius, `[B]`."""
@@ -109,32 +132,61 @@ class Ball:
         radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best_norm, self.farthest)
         self.radius = torch.where(over & self.tracker.success, radius, self.radius)
         self.pace = torch.where(over, GENTLE, self.pace)
+        self.leap = torch.where(over, LEAP / 2, self.leap)
+        self.regrown = self.regrown & ~over
         self.missing = torch.where(over, 1.0, self.missing)
+        self.since = torch.where(over, 1, self.since)
 
-    def fit(self, query: Query, rounds: Rounds) -> Tensor:
-        """Change the logarithm of the radius by at most some times the rate, in proportion to how many pixels miss.
+    def fit(self, query: Query, rounds: Rounds, length: Tensor) -> Tensor:
+        """Change the radius by what the query says, steps being of this length `[B]`.
 
-        Returns by what factor the ball of a descent has grown, `[B]`, 1 where it has not.
+        Returns by what factor steps should get longer, `[B]`, 1 where they should not.
         """
         missing, success, known = 1 - query.apsr, query.success, self.tracker.success
-        excess = (missing / self.allowed).log().clamp_(FASTEST_SHRINK, FASTEST_GROWTH)
-        growth = torch.where(missing < HOPEFUL * self.missing, 0.0, excess.clamp(min=0))
-        rate = torch.where(known, self.pace, self.rate)
-        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
-        change = rate * torch.where(success, excess.clamp(max=SLOWEST_SHRINK), growth)
-        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best_norm)
-        held = torch.where(success, torch.minimum(self.radius, reached), self.radius)
-        radius = torch.minimum(held * change.exp().to(held.dtype), self.farthest)
-        radius = torch.where(known, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
         begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
-        radius = torch.where(begun, radius, self.radius)
+        self.stiff = torch.where(success & ~rounds.sweeping, length < STIFF * self.radius, self.stiff)
+        stiff = self.stiff & ~rounds.sweeping
+        self.leap = torch.where(success & stiff & self.regrown, self.leap / 2, self.leap)
+        hopeful = self._hopeful(missing) | stiff & (self.since <= GRACE)
+        # A ball that cannot be crossed with such steps is large enough: then the steps are what is too short.
+        short = begun & ~(success | hopeful | rounds.sweeping) & (length < SHORT * self.radius)
+        change = torch.where(success, self._shrink(missing, rounds, stiff), self._growth(missing, rounds, stiff))
+        change = torch.where(begun & (success | ~hopeful) & ~short, change, 0.0)
+        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best_norm)
+        held = torch.where(success & begun, torch.minimum(self.radius, reached), self.radius)
+        radius = torch.minimum(held * change.exp().to(held.dtype), self.farthest)
+        radius = torch.where(known & begun, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
         grown = torch.where(rounds.sweeping, 1.0, (radius / self.radius).clamp(min=1))
         self.radius = radius
+        self.regrown = known & ~success & (self.regrown | (grown > 1))
         pace = self.pace * torch.where(success, FASTER, torch.where(known, SLOWER, 1.0)).to(self.pace.dtype)
-        self.pace = torch.where(begun, pace.clamp(*PACES), self.pace)
-        past = (1 - 2 / (rounds.age + 1)).clamp(max=RECENT).to(missing.dtype)  # short at first: all is new then
-        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, past))
-        return grown
+        self.pace = torch.where(begun & ~stiff, pace.clamp(*PACES), self.pace)
+        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, self._past().to(missing.dtype)))
+        self.since = torch.where(success, 1, self.since + 1)
+        return torch.where(short, LONGER, grown.sqrt())
+
+    def _past(self) -> Tensor:
+        """The weight of the past in the mean of missing pixels, `[B]`: short at first, when all is new."""
+        return (1 - 2 / (self.since + 1)).clamp(0, RECENT)
+
+    def _hopeful(self, missing: Tensor) -> Tensor:
+        """Where enough pixels will have given way soon, if it goes on as it did lately, bool `[B]`."""
+        left = (missing / self.allowed).log().clamp(min=0)
+        lately = (self.missing / missing.clamp(min=torch.finfo(missing.dtype).tiny)).log()  # over 1 / (1 - past) steps
+        return PATIENCE * lately * (1 - self._past()) > left
+
+    def _shrink(self, missing: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
+        """The change of log radius after a success, `[B]`: by how clear it is, or a leap."""
+        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), self.pace)
+        clear = (missing / self.allowed).log().clamp(FASTEST_SHRINK, SLOWEST_SHRINK)
+        return torch.where(stiff, -self.leap, rate * clear)
+
+    def _growth(self, missing: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
+        """The change of log radius where there is no success and no hope, `[B]`: by how many pixels are missing."""
+        pace = torch.where(stiff, self.leap.clamp(max=self.rate), self.pace)
+        rate = torch.where(self.tracker.success, pace, self.rate)
+        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
+        return rate * (missing / self.allowed).log().clamp(0, FASTEST_GROWTH)
 
 
 class Trust:
@@ -157,7 +209,7 @@ class Trust:
             return
         down = (self.predicted < 0) & ~rounds.sweeping
         ratio = (self.penalty.value(d) - self.value) / torch.where(down, self.predicted, -1.0)
-        factor = (1 + TRUST_GAIN * (ratio - TRUSTED)).clamp_(*TRUST_CHANGE)
+        factor = (1 + ratio - TRUSTED).clamp_(*TRUST_CHANGE)
         length = torch.where(down, self.length * factor, self.length)
         self.length = length.clamp(min=self.least).minimum(longest)
 

@@ -6,7 +6,7 @@ autograd graph is built over a loss, so the memory of an attack is the model's o
 
 from segprox.losses.base import Loss, Pullback
 from segprox.losses.entropies import cross_entropy, houdini, js_divergence, tsallis
-from segprox.losses.margins import dlr, dlr_plus, margin
+from segprox.losses.margins import dlr, dlr_plus, margin, soft_margin
 
 __all__ = [
     "Loss",
@@ -17,5 +17,6 @@ __all__ = [
     "houdini",
     "js_divergence",
     "margin",
+    "soft_margin",
     "tsallis",
 ]

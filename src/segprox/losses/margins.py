@@ -39,6 +39,33 @@ def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance:
 
 
 @in_strips
+def soft_margin(logits: Tensor, labels: Tensor, *, softness: Tensor) -> Loss:
+    """The untargeted margin with a soft maximum: `z_y - s log sum_{j != y} exp(z_j / s)`.
+
+    Its gradient pushes towards every other class, by their softmax at temperature s; `margin` pushes towards the
+    largest alone and commits a pixel to the class that is the nearest at the moment.
+
+    Args:
+        logits: z, `[B, K, H, W]` with K >= 2.
+        labels: y, `[B, H, W]`, valid classes everywhere.
+        softness: s > 0 of each image, `[B, 1, 1]`.
+    """
+    first, second = _largest(logits, 2)
+    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    other = _largest_other(own, first, second)
+    share = (logits - other.unsqueeze(1)).div_(softness.unsqueeze(1)).exp_().nan_to_num_(nan=0.0)
+    share.scatter_(1, labels.unsqueeze(1), 0.0)
+    total = share.sum(1).clamp_(min=1)  # the largest other class has 1 in it, unless there is a NaN
+
+    def pullback(weights: Tensor) -> Tensor:
+        known = torch.where(own.isnan() | other.isnan(), 0, weights)  # NaN logits push nowhere
+        gradient = share * (known / total).neg_().unsqueeze(1)
+        return gradient.scatter_add_(1, labels.unsqueeze(1), known.unsqueeze(1))
+
+    return Loss((own - other).sub_(softness * total.log()), pullback)
+
+
+@in_strips
 def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
     """DLR+ (paper, section 3): the margin over the range of the leading logits; invariant to their scale.
 
