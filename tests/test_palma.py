@@ -9,7 +9,7 @@ import torch
 from segprox import Palma, Problem, load_dataset, load_model
 from segprox.attacks.lagrangian import ConstraintMask
 from segprox.attacks.palma import RESERVE, TRIMS, Patience
-from segprox.attacks.rounds import GRACE, LEAP, LEEWAY, LONGER, LOOK, PATIENCE, Ball, Penalty, Rounds, Trust
+from segprox.attacks.rounds import GRACE, HASTE, LEAP, LEEWAY, LONGER, LOOK, PATIENCE, Ball, Penalty, Rounds, Trust
 from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, smallest_norm, smallest_untargeted
 
@@ -271,11 +271,14 @@ def test_the_pace_follows_successes_and_losses():
     torch.testing.assert_close(ball.pace, torch.tensor([0.11, 0.085]))
 
 
-def test_before_the_first_success_the_ball_grows_by_the_rate():
-    _, ball, rounds = a_ball(1, success=False)
-    fit(ball, rounds, fake_query([0.5], [False]))
-    assert ball.radius.item() == pytest.approx(0.1 * math.exp(0.15))
-    assert ball.pace.item() == pytest.approx(0.1)
+def test_before_the_first_success_the_ball_grows_by_the_rate_and_in_haste_where_all_pixels_are_missing():
+    _, ball, rounds = a_ball(2, success=False)
+    ball.missing = torch.tensor([0.2, 1.0], dtype=torch.float64)
+    longer = fit(ball, rounds, fake_query([0.8, 0.0], [False, False]))
+    grown = torch.tensor([0.15 * (1 + HASTE * 0.2**4), 0.15 * (1 + HASTE)]).exp()
+    torch.testing.assert_close(ball.radius, 0.1 * grown)
+    torch.testing.assert_close(longer, grown ** torch.tensor([(1 + 0.2**2) / 2, 1.0]))
+    assert ball.pace.tolist() == pytest.approx([0.1, 0.1])
 
 
 def test_the_point_that_a_round_begins_at_does_not_change_its_ball():

@@ -11,6 +11,7 @@ from segprox.norms import distance, per_image
 from segprox.tracker import Query, Tracker
 
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
+HASTE = 2.0  # what is added to the growth as long as all pixels are missing: such a ball is much too small
 PATIENCE = 20  # the radius waits while, at the present pace, enough pixels will have given way within so many steps
 RECENT = 0.8  # weight of the past in the mean of missing pixels that tells the pace
 LAST_RATE = 0.001  # of log radius, where a sweep ends
@@ -163,7 +164,8 @@ class Ball:
         self.pace = torch.where(begun & ~stiff, pace.clamp(*PACES), self.pace)
         self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, self._past().to(missing.dtype)))
         self.since = torch.where(success, 1, self.since + 1)
-        return torch.where(short, LONGER, grown.sqrt())
+        along = torch.where(known, 0.5, (1 + missing.square()) / 2).to(grown.dtype)  # at first steps grow with the ball
+        return torch.where(short, LONGER, grown**along)
 
     def _past(self) -> Tensor:
         """The weight of the past in the mean of missing pixels, `[B]`: short at first, when all is new."""
@@ -186,7 +188,8 @@ class Ball:
         pace = torch.where(stiff, self.leap.clamp(max=self.rate), self.pace)
         rate = torch.where(self.tracker.success, pace, self.rate)
         rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
-        return rate * (missing / self.allowed).log().clamp(0, FASTEST_GROWTH)
+        fastest = FASTEST_GROWTH + torch.where(self.tracker.success, 0.0, HASTE * missing**4)
+        return rate * (missing / self.allowed).log().clamp(min=0).minimum(fastest)
 
 
 class Trust:
