@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segprox import Problem
-from segprox.norms import distance, dual, project, random_within, scale, steepest, unit
+from segprox.norms import distance, dual, elementwise_, project, random_within, scale, steepest, unit
 
 NORMS = ["l0", "l1", "l2", "linf"]
 SEEDS = st.integers(0, 2**31)
@@ -294,3 +294,13 @@ def test_no_images_need_no_random_points(norm):
     drawn = random_within(torch.zeros(0, 3, 2, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), norm, [])
     assert drawn.shape == (0, 3, 2, 2)
     assert drawn.dtype == torch.float64
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.sigmoid, torch.nn.functional.softplus])
+def test_elementwise_functions_do_not_depend_on_the_batch(function):
+    """Sizes that leave a remainder to scalar code, which rounds differently."""
+    images = random_images(3, batch=5, height=7, width=11, spread=3.0, dtype=torch.float32)
+    together = elementwise_(function, images.clone())
+    torch.testing.assert_close(together, function(images))
+    for i in range(5):
+        assert torch.equal(together[i : i + 1], elementwise_(function, images[i : i + 1].clone()))

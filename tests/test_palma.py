@@ -156,10 +156,11 @@ def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
 
 
 def test_the_penalty_has_the_derivative_it_says():
-    d = torch.linspace(-2, 2, 24, dtype=torch.float64).view(2, 3, 4).requires_grad_()
+    d = torch.linspace(-2, 2, 24, dtype=torch.float64).view(2, 3, 4)
     penalty = Penalty(torch.rand(2, 3, 4, dtype=torch.float64), torch.tensor([0.1, 0.7]).double().view(2, 1, 1))
-    (wanted,) = torch.autograd.grad(penalty.value(d).sum(), d)
-    torch.testing.assert_close(penalty.derivative(d.detach()), wanted)
+    direction, h = torch.randn(2, 3, 4, dtype=torch.float64), 1e-6
+    numeric = (penalty.value(d + h * direction) - penalty.value(d - h * direction)) / (2 * h)
+    torch.testing.assert_close((penalty.derivative(d) * direction).sum((1, 2)), numeric, rtol=1e-6, atol=1e-8)
 
 
 def test_steps_get_longer_where_they_keep_their_promise_and_shorter_where_they_do_not():

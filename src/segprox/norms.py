@@ -18,6 +18,17 @@ def per_image(reduce: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     return torch.stack([reduce(image) for image in batch]) if len(batch) else batch.new_zeros(0)
 
 
+def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    """Replace `batch` `[B, ...]` by an elementwise function of it, each image on its own on CPUs.
+
+    Vectorised kernels treat the last few elements of a tensor by scalar code, which rounds differently, so that exp and
+    its like depend on where in the batch an image lies.
+    """
+    for part in batch if batch.device.type == "cpu" else [batch]:
+        part.copy_(function(part))
+    return batch
+
+
 def distance(difference: Tensor, norm: NormName) -> Tensor:
     """The norm of each image's perturbation: `[B, C, H, W]` to `[B]`.
 

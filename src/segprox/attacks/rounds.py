@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from segprox.norms import distance, per_image
+from segprox.norms import distance, elementwise_, per_image
 from segprox.tracker import Query, Tracker
 
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
@@ -37,11 +37,12 @@ class Penalty(NamedTuple):
 
     def value(self, d: Tensor) -> Tensor:
         """The penalty of each image, `[B]`."""
-        return per_image(torch.sum, softplus(d / self.softness).mul_(self.weights).mul_(2 * self.softness))
+        soft = elementwise_(softplus, d / self.softness)
+        return per_image(torch.sum, soft.mul_(self.weights).mul_(2 * self.softness))
 
     def derivative(self, d: Tensor) -> Tensor:
         """With respect to d, `[B, H, W]`: w where a constraint is tight, 2 w far from it, 0 far beyond it."""
-        return (d / self.softness).sigmoid_().mul_(self.weights).mul_(2)
+        return elementwise_(torch.sigmoid, d / self.softness).mul_(self.weights).mul_(2)
 
 
 class Rounds:
