@@ -55,7 +55,7 @@ def small_problem(name, model, batch=3, **options):
 FACTORS = {
     ("palma", "linf"): 1.05,
     ("palma", "l2"): 1.1,
-    ("palma", "l1"): 1.5,
+    ("palma", "l1"): 1.15,
     ("alma-prox", "linf"): 1.05,
     ("fmn", "linf"): 1.05,
     ("pdpgd", "linf"): 1.05,
