@@ -14,7 +14,7 @@ ALLOWED = {
     "optional": {"errors"},
     "norms": set(),
     "counts": {"errors"},
-    "losses": {"norms"},
+    "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
     "data": {"errors", "naming", "optional"},

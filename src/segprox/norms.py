@@ -21,8 +21,8 @@ def per_image(reduce: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
 def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Replace `batch` `[B, ...]` by an elementwise function of it, each image on its own on CPUs.
 
-    Vectorised kernels treat the last few elements of a tensor by scalar code, which rounds differently, so that exp and
-    its like depend on where in the batch an image lies.
+    Some kernels (sigmoid, softplus) round differently by where in the tensor an element lies, at sizes that do not
+    divide evenly, so that an image's values would depend on its place in the batch.
     """
     for part in batch if batch.device.type == "cpu" else [batch]:
         part.copy_(function(part))

@@ -99,13 +99,14 @@ class Palma(Attack):
                 break
             d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
             d.nan_to_num_(nan=0.0)
+            size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny).view(-1, 1, 1)
             if self.constraint == "margin" and not problem.targeted:
-                openness = self._openness(d, problem, 1 - query.apsr - ball.allowed)
+                openness = self._openness(size, 1 - query.apsr - ball.allowed)
                 pullback = soft_margin(query.logits, problem.labels, softness=openness).pullback
             rounds.count()
             trust.judge(d, self.step_size * ball.radius, rounds)
             trust.length = trust.length * ball.fit(query, rounds, trust.length)
-            penalty = Penalty(mu * masking(d, t), self._softness(d, problem))
+            penalty = Penalty(mu * masking(d, t), self.temperature * size)
             weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))
             if t == 1:
@@ -131,15 +132,13 @@ class Palma(Attack):
         if steps < self.steps:
             self._trim(tracker, watch, spare.images, spare.direction)
 
-    def _softness(self, d: Tensor, problem: Problem) -> Tensor:
-        """T, `[B, 1, 1]`: constraints are measured by their mean size, so the scale of the logits does not matter."""
-        size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
-        return (self.temperature * size).view(-1, 1, 1)
+    def _openness(self, size: Tensor, missing: Tensor) -> Tensor:
+        """The softness of the margin, `[B, 1, 1]`: while many pixels are `missing` `[B]`, it is open what they become.
 
-    def _openness(self, d: Tensor, problem: Problem, missing: Tensor) -> Tensor:
-        """The softness of the margin, `[B, 1, 1]`: while many pixels are missing, it is open what they become."""
-        size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny)
-        return (OPEN * missing.clamp(min=LEAST_OPEN).to(d.dtype) * size).view(-1, 1, 1)
+        As the temperature, it is measured by the mean `size` `[B, 1, 1]` of the constraints, so the scale of the logits
+        does not matter.
+        """
+        return OPEN * missing.clamp(min=LEAST_OPEN).to(size.dtype).view(-1, 1, 1) * size
 
     def _normalised(self, mu: Tensor, problem: Problem) -> Tensor:
         """Multipliers of mean 1: only their proportions matter, as steps have a length of their own."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from segprox.losses.base import Loss
 from segprox.losses.strips import in_strips
-from segprox.norms import elementwise_
 
 SMALLEST_RANGE = 1e-8  # the least value of DLR's normaliser, for pixels whose logits are all equal
 
@@ -54,9 +53,9 @@ def soft_margin(logits: Tensor, labels: Tensor, *, softness: Tensor) -> Loss:
     first, second = _largest(logits, 2)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     other = _largest_other(own, first, second)
-    share = elementwise_(torch.exp, (logits - other.unsqueeze(1)).div_(softness.unsqueeze(1))).nan_to_num_(nan=0.0)
+    share = (logits - other.unsqueeze(1)).div_(softness.unsqueeze(1)).exp_().nan_to_num_(nan=0.0)
     share.scatter_(1, labels.unsqueeze(1), 0.0)
-    total = _sum_of_planes(share).clamp_(min=1)  # the largest other class has 1 in it, unless there is a NaN
+    total = share.sum(1).clamp_(min=1)  # the largest other class has 1 in it, unless there is a NaN
 
     def pullback(weights: Tensor) -> Tensor:
         known = torch.where(own.isnan() | other.isnan(), 0, weights)  # NaN logits push nowhere
@@ -136,15 +135,6 @@ def _largest(logits: Tensor, count: int) -> list[Tensor]:
         if len(ranked) < count:
             ranked.append(plane)
     return ranked
-
-
-def _sum_of_planes(logits: Tensor) -> Tensor:
-    """`[B, K, H, W]` to `[B, H, W]`, one class after the other: `sum(1)` adds in an order that depends on the batch."""
-    first, *others = logits.unbind(1)
-    total = first.clone()
-    for plane in others:
-        total.add_(plane)
-    return total
 
 
 def _largest_other(own: Tensor, first: Tensor, second: Tensor) -> Tensor:
