@@ -1,7 +1,8 @@
 """The cases that attacks are developed on and judged by: networks, images, crops, goals and thresholds.
 
-Two halves that share no image (but for the one fundus photograph, of which they have different crops). Choices are made
-on the half `development`; `judged` is looked at when they are made. A row of a table is a case:
+Choices are made on the cases of `development`; those of `judged` are looked at once, when the choices are made, and then
+become development cases for the next round. The two share no crop of an image with the same network, and no part of the
+one fundus photograph. A row of a table is a case:
 
     KIND NETWORK IMAGE SIZE LABELS GOAL THRESHOLD
 
@@ -55,8 +56,6 @@ binary      efficientvit-b0-cityscapes/building 0016E5_08159 128x192+60+60  own 
 transformer efficientvit-b0-cityscapes     0016E5_07987    128x192+140+140  own  untargeted      0.99
 transformer efficientvit-b0-cityscapes     Seq05VD_f03900  96x128+200+200   own  untargeted      0.99
 transformer efficientvit-b0-cityscapes     0016E5_08073    128x192+20+280   own  untargeted      0.9
-""",
-    "judged": """
 whole       espnet-camvid                  Seq05VD_f03270  whole            true untargeted      0.99
 whole       efficientvit-b0-cityscapes     Seq05VD_f04500  whole            own  untargeted      0.99
 whole       demo-robust                    scene-1         whole            true untargeted      0.99
@@ -89,6 +88,40 @@ binary      efficientvit-b0-cityscapes/vegetation Seq05VD_f02670 128x192+20+40 o
 transformer efficientvit-b0-cityscapes     0001TP_008850   128x192+40+120   own  untargeted      0.99
 transformer efficientvit-b0-cityscapes     Seq05VD_f00270  96x128+240+320   own  untargeted      0.99
 transformer efficientvit-b0-cityscapes     Seq05VD_f02370  128x192+60+40    own  untargeted      0.9
+""",
+    "judged": """
+whole       espnet-camvid                  Seq05VD_f01770  whole            true untargeted      0.99
+whole       efficientvit-b0-cityscapes     Seq05VD_f02970  whole            own  untargeted      0.99
+whole       demo-robust                    scene-0         whole            true untargeted      0.99
+whole       demo-standard                  scene-2         whole            true untargeted      0.99
+crop        espnet-camvid                  Seq05VD_f04200  128x192+60+80    true untargeted      0.99
+crop        espnet-camvid                  0001TP_009750   96x128+220+160   true untargeted      0.99
+crop        espnet-camvid                  0001TP_008550   192x256+80+100   true untargeted      0.99
+crop        espnet-camvid                  Seq05VD_f02970  128x192+180+20   own  untargeted      0.9
+crop        espnetv2-0.5-cityscapes        Seq05VD_f01770  96x128+120+300   own  untargeted      0.99
+crop        espnetv2-0.5-cityscapes        0001TP_009750   128x192+160+60   own  untargeted      1.0
+crop        espnetv2-1.0-cityscapes        Seq05VD_f00570  128x192+40+200   own  untargeted      0.99
+crop        espnetv2-1.0-cityscapes        0001TP_008550   96x128+200+220   own  untargeted      0.9
+crop        espnetv2-1.5-cityscapes        Seq05VD_f04200  96x128+180+120   own  untargeted      0.99
+crop        espnetv2-1.5-cityscapes        Seq05VD_f02970  96x128+40+240    own  untargeted      0.99
+crop        demo-standard/nervous          scene-1         whole            true untargeted      0.99
+crop        demo-robust/stubborn           scene-3         whole            true untargeted      0.99
+crop        demo-robust                    scene-2         64x96+44+130     true untargeted      1.0
+targeted    espnet-camvid                  Seq05VD_f00570  128x192+120+220  true to:pavement     0.99
+targeted    espnet-camvid                  0001TP_009750   96x128+40+60     true to:road         0.99
+targeted    espnetv2-0.5-cityscapes        Seq05VD_f04200  96x128+140+40    own  to:0001TP_008550 0.99
+targeted    espnetv2-1.0-cityscapes        Seq05VD_f01770  96x128+220+100   own  to:building     0.99
+targeted    espnetv2-1.5-cityscapes        Seq05VD_f00570  96x128+100+340   own  to:road         0.9
+targeted    demo-standard                  scene-0         96x128+20+30     true to:2            0.99
+targeted    efficientvit-b0-cityscapes     0001TP_009750   96x128+160+200   own  to:vegetation   0.99
+binary      lwnet-vessels                  retina          128x144+200+0    own  untargeted      0.99
+binary      lwnet-vessels                  retina          96x128+440+40    own  untargeted      0.99
+binary      espnet-camvid/tree             0001TP_008550   128x192+20+140   own  untargeted      0.99
+binary      espnetv2-0.5-cityscapes/building Seq05VD_f02970 96x128+120+200  own  untargeted      0.99
+binary      efficientvit-b0-cityscapes/road Seq05VD_f01770 128x192+200+120  own  untargeted      0.99
+transformer efficientvit-b0-cityscapes     Seq05VD_f04200  128x192+180+240  own  untargeted      0.99
+transformer efficientvit-b0-cityscapes     Seq05VD_f00570  96x128+80+60     own  untargeted      0.99
+transformer efficientvit-b0-cityscapes     0001TP_009750   128x192+100+20   own  untargeted      0.9
 """,
 }
 

@@ -25,7 +25,8 @@ MULTIPLIERS = 0.1, 10.0  # around their mean of 1; smaller ones would take too l
 FIRST_STEP = 0.5  # of the first descent, over the radius
 LAST_STEP = 0.05  # over the radius, where a sweep ends
 RESERVE = 0.005  # share of the pixels that are pushed though they need not give way: without it the last ones take long
-OPEN, LEAST_OPEN = 5.0, 0.001  # how open it is which class a pixel shall become, over the share of missing pixels
+OPEN, LEAST_OPEN = 5.0, 0.001  # how open it is, in a descent, which class a pixel shall become, over missing pixels
+SWEEP_OPEN = 0.3  # the same where a sweep begins; it gets less along the sweep's cosine, whatever is missing
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
 HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
 
@@ -100,10 +101,10 @@ class Palma(Attack):
             d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
             d.nan_to_num_(nan=0.0)
             size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny).view(-1, 1, 1)
-            if self.constraint == "margin" and not problem.targeted:
-                openness = self._openness(size, 1 - query.apsr - ball.allowed)
-                pullback = soft_margin(query.logits, problem.labels, softness=openness).pullback
             rounds.count()
+            if self.constraint == "margin" and not problem.targeted:
+                softness = self._openness(1 - query.apsr - ball.allowed, rounds).to(size.dtype).view(-1, 1, 1) * size
+                pullback = soft_margin(query.logits, problem.labels, softness=softness).pullback
             trust.judge(d, self.step_size * ball.radius, rounds)
             trust.length = trust.length * ball.fit(query, rounds, trust.length)
             penalty = Penalty(mu * masking(d, t), self.temperature * size)
@@ -132,13 +133,14 @@ class Palma(Attack):
         if steps < self.steps:
             self._trim(tracker, watch, spare.images, spare.direction)
 
-    def _openness(self, size: Tensor, missing: Tensor) -> Tensor:
-        """The softness of the margin, `[B, 1, 1]`: while many pixels are `missing` `[B]`, it is open what they become.
+    def _openness(self, missing: Tensor, rounds: Rounds) -> Tensor:
+        """The softness of the margin over the mean size of the constraints, `[B]`.
 
-        As the temperature, it is measured by the mean `size` `[B, 1, 1]` of the constraints, so the scale of the logits
-        does not matter.
+        While many pixels are `missing` `[B]`, a descent leaves it open what they become. A sweep decides step by step,
+        however it goes: the two end in different places, and on some images only one of these is near the best.
         """
-        return OPEN * missing.clamp(min=LEAST_OPEN).to(size.dtype).view(-1, 1, 1) * size
+        descending, sweeping = OPEN * missing, rounds.anneal(SWEEP_OPEN, LEAST_OPEN)
+        return torch.where(rounds.sweeping, sweeping, descending.clamp(min=OPEN * LEAST_OPEN))
 
     def _normalised(self, mu: Tensor, problem: Problem) -> Tensor:
         """Multipliers of mean 1: only their proportions matter, as steps have a length of their own."""
