@@ -1,6 +1,6 @@
 """The cases that attacks are developed on and judged by: networks, images, crops, goals and thresholds.
 
-Choices are made on the cases of `development`; those of `judged` are looked at once, when the choices are made, and then
+Choices are made on the cases of `development`; those of `judged` are looked at once, when choices are made, and then
 become development cases for the next round. The two share no crop of an image with the same network, and no part of the
 one fundus photograph. A row of a table is a case:
 
