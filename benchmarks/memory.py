@@ -53,7 +53,7 @@ def loaded(name: str, kind: str = "plain") -> Segmenter:
     model = load_model(name, **({"checkpoint": "random"} if name.startswith("mmseg:") else {}))
     shake(model)
     if kind != "plain":
-        make_lean(model, again=kind == "again")
+        make_lean(model, recompute=kind == "recompute")
     return model
 
 
@@ -69,9 +69,9 @@ def shake(model: nn.Module) -> None:
 
 def three(name: str) -> tuple[dict[str, Segmenter], Leanness]:
     """A model plain, lean, and with blocks computed again: the lean one itself where that pays for none."""
-    models = {"plain": loaded(name), "lean": loaded(name, "lean"), "again": loaded(name)}
-    found = make_lean(models["again"], again=True)
-    return (models if found.blocks else {**models, "again": models["lean"]}), found
+    models = {"plain": loaded(name), "lean": loaded(name, "lean"), "recompute": loaded(name)}
+    found = make_lean(models["recompute"], recompute=True)
+    return (models if found.blocks else {**models, "recompute": models["lean"]}), found
 
 
 def gradient(model: Segmenter, images: Tensor) -> Tensor:
@@ -164,13 +164,13 @@ def other_models(folder: Path) -> Iterator[tuple[str, str]]:
     transformers.SegformerForSemanticSegmentation(config).save_pretrained(folder)
     yield "hf: SegFormer-B3", f"hf:{folder}"
     names = [f"smp:{kind}/tu-{encoder}" for kind in ("UnetPlusPlus", "DeepLabV3Plus") for encoder in TIMM_ENCODERS]
-    yield from ((name, f"{name}?checkpoint=random&classes=19") for name in names)
+    yield from ((name, f"{name}?checkpoint=random&num_classes=19") for name in names)
     yield "torchvision:deeplabv3_resnet50", "torchvision:deeplabv3_resnet50?checkpoint=random"
     yield from ((name, name) for name in ("demo-standard", "demo-robust"))
 
 
 def print_others(console: Console, only: str) -> None:
-    headings = ("model", "error", "left plain", "blocks", "plain MiB", "lean", "share", "again", "share")
+    headings = ("model", "error", "left plain", "blocks", "plain MiB", "lean", "share", "recompute", "share")
     table = Table(*headings, title="self-check in float64, and held for the backward at 512x256")
     with tempfile.TemporaryDirectory() as folder:
         for name, full in other_models(Path(folder)):
@@ -183,9 +183,9 @@ def print_others(console: Console, only: str) -> None:
 
 
 def print_paper(console: Console, only: str) -> None:
-    holds = Table("model", "size", "plain MiB", "lean", "share", "again", "share", title="held for the backward")
+    holds = Table("model", "size", "plain MiB", "lean", "share", "recompute", "share", title="held for the backward")
     other = Table(
-        "model", "float64: lean", "again", "float32: lean", "again", "time: lean", "again", "folded",
+        "model", "float64: lean", "recompute", "float32: lean", "recompute", "time: lean", "recompute", "folded",
         title="error of the gradient at 256x128, and time over plain at 512x256",
     )  # fmt: skip
     for name in CHOSEN:

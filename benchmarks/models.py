@@ -123,7 +123,7 @@ def smp_model(name: str, folder: Path) -> Built:
         padded = functional.pad(normalised(image), (0, -width % 32, 0, -height % 32))
         return network(padded)[:, :, :height, :width]
 
-    return f"smp:{name}?checkpoint={folder / 'net.pth'}&classes=19", path
+    return f"smp:{name}?checkpoint={folder / 'net.pth'}&num_classes=19", path
 
 
 def everything() -> Iterator[tuple[str, Callable[[str, Path], Built], str]]:

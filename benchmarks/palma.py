@@ -22,7 +22,7 @@ from rich.table import Table
 from cases import Nervous, Stubborn
 from realbench import IGNORE, load_network, load_samples
 from segprox import Problem, Segmenter, load_dataset, load_model, make_attack
-from segprox.tracker import Attacked
+from segprox.result import AttackResult
 
 SCENES = range(4, 8)  # of the embedded dataset: others are for comparisons
 CROP = slice(100, 292), slice(120, 376)
@@ -75,7 +75,7 @@ def real(folder: Path) -> Iterator[Case]:
         yield Case(kind, model, Problem.build(image, label, target=target, ignore=IGNORE))
 
 
-def linf(found: Attacked) -> float:
+def linf(found: AttackResult) -> float:
     return 255 * found.norm.item() if found.success.all() else math.nan
 
 
@@ -119,8 +119,8 @@ def scales(steps: int) -> Table:
             other = linf(make_attack("alma-prox").run(model, problem))
             cells = []
             for factor in (1.0, 1.2):
-                budget = make_attack("apgd", epsilon=min(1.0, factor * norm / 255))
-                found = budget.run(model, problem)
+                fixed = make_attack("apgd", epsilon=min(1.0, factor * norm / 255))
+                found = fixed.run(model, problem)
                 cells.append(f"{found.apsr.item():.2%}{' broken' if found.success else ''}")
             table.add_row(name, scene.name, f"{norm:.3f}", f"{other:.3f}", *cells)
     return table

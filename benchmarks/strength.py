@@ -29,7 +29,7 @@ from rich.table import Table
 
 from cases import HALVES, Case, list_cases, load_case
 from segprox import SegproxError, make_attack
-from segprox.attacks.base import Attack, Cost, Watch
+from segprox.attacks.base import Attack, Cost, ProgressReporter
 from segprox.naming import Name
 from segprox.tracker import Tracker
 
@@ -51,7 +51,7 @@ class Authors(Attack):
         """What it asks for, and one query to judge it."""
         return Cost(self.steps + 1, self.steps)
 
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Its own queries are its own affair; the last point is ours."""
         from adv_lib.attacks.segmentation import alma_prox
 
@@ -68,7 +68,7 @@ class Authors(Attack):
             adv_threshold=problem.threshold,
             num_steps=self.steps,
         )
-        watch(tracker.query(images))
+        report(tracker.query(images))
 
 
 def split(text: str) -> tuple[str, int, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from segprox.report.results import RunResults, load_results
 from segprox.run.plan import AttackEntry, Run, Settings
-from segprox.run.record import ClassCounts, Failure, Record, Score
+from segprox.run.record import ClassCounts, ImageError, Record, Score
 from segprox.run.store import Store
 
 CLASSES = ("road", "car", "sky")
@@ -33,7 +33,7 @@ def make_record(image: str = "a", linf: float = 0.01, success: bool = True, **mo
 
 
 def make_store(
-    folder: Path, run: Run, records: Sequence[Record | Failure], about: Mapping[str, Any] | None = None
+    folder: Path, run: Run, records: Sequence[Record | ImageError], about: Mapping[str, Any] | None = None
 ) -> Path:
     """A finished run in a folder of folders; returns the run's own."""
     with Store(folder / run.folder) as store:
@@ -44,14 +44,14 @@ def make_store(
 
 
 def make_results(
-    folder: Path, norms: Mapping[str, Sequence[float | None]], failures: int = 0, **run: Any
+    folder: Path, norms: Mapping[str, Sequence[float | None]], errors: int = 0, **run: Any
 ) -> list[RunResults]:
     """A run for each attack, with a norm for each image, or None where it was not broken."""
     for attack, values in norms.items():
-        records: list[Record | Failure] = [
+        records: list[Record | ImageError] = [
             make_record(f"i{n:03}", 0.5 if value is None else value, value is not None)
             for n, value in enumerate(values)
         ]
-        records += [Failure(key=f"f{n}", image=f"f{n}", reason="cannot read it") for n in range(failures)]
+        records += [ImageError(key=f"f{n}", image=f"f{n}", reason="cannot read it") for n in range(errors)]
         make_store(folder, make_run(attack, **run), records)
     return load_results([folder])

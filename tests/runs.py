@@ -6,7 +6,7 @@ import torch
 
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import encode_preview
-from segprox.run.record import ClassCounts, Failure, Record, Score
+from segprox.run.record import ClassCounts, ImageError, Record, Score
 from segprox.run.store import Store
 
 CLASSES = ("road", "sky", "car")
@@ -56,13 +56,13 @@ def write_run(
     header=HEADER,
     **settings,
 ) -> Path:
-    """The folder of a run with these records and failures."""
+    """The folder of a run with these records and errors."""
     run = Run(model=model, dataset="scenes", attack=AttackEntry(name=attack), goal=goal, settings=Settings(**settings))
     folder = parent / run.folder
     with Store(folder) as store:
         store.start(run, header)
         for i, entry in enumerate(entries):
-            if not previews or isinstance(entry, Failure):
+            if not previews or isinstance(entry, ImageError):
                 store.append(entry)
                 continue
             file = f"previews/{i}.zip"

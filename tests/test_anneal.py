@@ -58,8 +58,8 @@ def test_the_ball_shrinks_to_that_of_epsilon_where_alone_points_count(norm):
     assert (radii[1:].diff(dim=0) <= 0).all()
     assert (radii[16:] == radii[-1]).all()
     assert radii[-1].tolist() == pytest.approx([epsilon] * 2)
-    assert (tracker.best_norm <= epsilon * (1 + 1e-5)).all()
-    assert (distance(tracker.best_images - problem.images, norm) <= epsilon * (1 + 1e-5)).all()
+    assert (tracker.best.norm <= epsilon * (1 + 1e-5)).all()
+    assert (distance(tracker.best.images - problem.images, norm) <= epsilon * (1 + 1e-5)).all()
 
 
 def test_the_second_stage_goes_on_from_the_best_point_of_the_first():
@@ -68,7 +68,7 @@ def test_the_second_stage_goes_on_from_the_best_point_of_the_first():
 
     class Remembering(Tracker):
         def part(self, *args, **options):
-            part = super().part(*args, **options)
+            part = super().child(*args, **options)
             points.append(part)
             return part
 
@@ -77,7 +77,7 @@ def test_the_second_stage_goes_on_from_the_best_point_of_the_first():
     Anneal(steps=TWO, epsilon="1/255").search(tracker, lambda query, radius: norms.append(query.apsr.item()))
     first, second = (part for part in points if part._remembers_for_whole and part._whole is tracker)
     assert norms[TWO // 2] == first.best_apsr.item()
-    assert tracker.best_apsr.item() == max(first.best_apsr.item(), second.best_apsr.item())
+    assert tracker.best.apsr.item() == max(first.best_apsr.item(), second.best_apsr.item())
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -113,8 +113,8 @@ def test_done_images_cost_nothing_where_successes_end_the_search():
     model, problem = linear_problem(threshold=0.99)
     attack = Anneal(steps=TWO)
     tracker = Tracker(model, problem, "linf", "most", stop_at_success=True)
-    attack.spend(tracker, torch.tensor([0.0001, 0.2]), lambda *_, **__: None)
-    assert tracker.success.tolist() == [False, True]
+    attack.run_within(tracker, torch.tensor([0.0001, 0.2]), lambda *_, **__: None)
+    assert tracker.best.success.tolist() == [False, True]
     assert tracker.forwards[0] == TWO
     assert tracker.forwards[1] < TWO // 2
 

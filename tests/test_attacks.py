@@ -7,7 +7,7 @@ import torch
 
 import segprox
 from segprox import Problem, Segmenter, SegproxError, make_attack
-from segprox.attacks import ATTACKS, PAPER_ATTACKS, Apgd, Bisection, BudgetAttack, Dag, Pgd, Sea
+from segprox.attacks import ATTACKS, PAPER_ATTACKS, Apgd, Bisection, Dag, FixedEpsilonAttack, Pgd, Sea
 from segprox.attacks.apgd import StepRule
 from segprox.attacks.objectives import OBJECTIVES
 from segprox.norms import distance
@@ -15,7 +15,7 @@ from segprox.tracker import Tracker
 from tests.oracles import channels_as_logits, random_linear, smallest_norm, smallest_targeted, smallest_untargeted
 
 MINIMAL = [name for name in ATTACKS if make_attack(name).family == "minimal"]
-BUDGET = [name for name in ATTACKS if make_attack(name).family == "budget"]
+FIXED = [name for name in ATTACKS if make_attack(name).family == "fixed-epsilon"]
 SHORT = {  # few steps, for promises that do not depend on how many there are
     **{name: {"steps": 12} for name in ATTACKS},
     **{name: {"rounds": 3, "steps": 4} for name in ATTACKS if name.endswith(("x20", "x40", "x10"))},
@@ -133,9 +133,9 @@ def test_asma_moves_towards_its_target():
     assert (found.apsr > 0.95).all()
 
 
-@pytest.mark.parametrize("name", BUDGET)
+@pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("target", [None, 2])
-def test_budget_attacks_reach_the_optimum_of_a_linear_model(name, target):
+def test_fixed_epsilon_attacks_reach_the_optimum_of_a_linear_model(name, target):
     # Two classes: the loss is a monotone function of one difference of logits, largest at the corner of the ball.
     weight = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, -1.0]])
     model = Segmenter(torch.nn.Conv2d(3, 2, 1, bias=False))
@@ -155,8 +155,8 @@ def test_budget_attacks_reach_the_optimum_of_a_linear_model(name, target):
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("name", BUDGET)
-def test_budgets_and_the_box_are_respected(name, norm):
+@pytest.mark.parametrize("name", FIXED)
+def test_epsilon_and_the_box_are_respected(name, norm):
     model = small_network()
     images = torch.rand(2, 3, 12, 10, generator=generator(2)).round()  # every value on the border of the box
     problem = Problem.build(images, model(images).argmax(1), threshold=1.0)
@@ -184,7 +184,7 @@ def test_batch_equals_alone_and_order_does_not_matter(name):
 
 
 @pytest.mark.parametrize("name", ["alma-prox", "fmn", "dag-0.003", "pgd", "pgd-ce-13x40"])
-def test_a_trace_says_what_a_smaller_budget_would_have_given(name, monkeypatch):
+def test_a_trace_says_what_fewer_queries_would_have_given(name, monkeypatch):
     monkeypatch.setattr("segprox.trace.FINEST", 0.0)  # every improvement
     model = small_network()
     problem, attack = small_problem(name, model, threshold=0.05), make_attack(name, **SHORT[name])
@@ -192,7 +192,7 @@ def test_a_trace_says_what_a_smaller_budget_would_have_given(name, monkeypatch):
     spent = (found.forwards + found.backwards).tolist()
     assert any(found.traces)
     for queries in range(1, max(spent) + 1):
-        stopped = attack.run(model, problem, budget=queries)
+        stopped = attack.run(model, problem, max_queries=queries)
         for i, trace in enumerate(found.traces):
             reached = [step.norm for step in trace if step.queries <= queries]
             assert stopped.success[i] == bool(reached)
@@ -405,12 +405,12 @@ class TestBisection:
         assert (radius.norm > 0.45).all()  # the last step ends at a face of the box
         assert (radius.norm <= farther).all()
 
-    def test_a_budget_that_ends_amid_a_round_leaves_what_the_rule_says_by_then(self):
+    def test_a_limit_that_ends_amid_a_round_leaves_what_the_rule_says_by_then(self):
         model = small_network()
         problem = small_problem("pgd", model, threshold=0.7)
         attacks = [make_attack("bisect:pgd", rounds=4, steps=5, keep=keep) for keep in KEPT_BY]
-        for budget in range(1, 38, 2):
-            point, radius = (attack.run(model, problem, budget=budget) for attack in attacks)
+        for max_queries in range(1, 38, 2):
+            point, radius = (attack.run(model, problem, max_queries=max_queries) for attack in attacks)
             assert torch.equal(point.forwards, radius.forwards)
             assert torch.equal(point.success, radius.success)
             assert (point.norm <= radius.norm)[point.success].all()
@@ -422,10 +422,10 @@ class TestBisection:
         corner = Bisection(attack=Pgd(norm="l2"))._farthest(images)
         assert corner.item() == pytest.approx(torch.maximum(images, 1 - images).norm().item())
 
-    def test_wraps_any_budget_attack(self):
+    def test_wraps_any_fixed_epsilon_attack(self):
         attack = make_attack("bisect:sea", rounds=2, steps=6)
         assert isinstance(attack, Bisection)
-        assert isinstance(attack.attack, BudgetAttack)
+        assert isinstance(attack.attack, FixedEpsilonAttack)
         assert attack.cost().forwards == 2 * 3 * 6
 
 
@@ -508,26 +508,26 @@ class TestTracker:
         model = small_network()
         problem = small_problem("pgd", model, threshold=0.3)
         whole = Tracker(model, problem, "linf")
-        aside, part = whole.part(remember=False), whole.part(skipped=torch.tensor([True, False, False]))
+        aside, part = whole.child(share=False), whole.child(skipped=torch.tensor([True, False, False]))
         wild = torch.rand(problem.images.shape, generator=generator(6))
         aside.query(wild)
-        assert not whole.success.any()
+        assert not whole.best.success.any()
         query = part.query(wild)
         query.gradient(torch.ones_like(query.logits))
         assert whole.forwards.tolist() == [1, 2, 2]
         assert whole.backwards.tolist() == [0, 1, 1]
-        assert torch.equal(whole.best_images[1:], wild[1:])
-        assert torch.equal(whole.best_images[0], problem.images[0])
+        assert torch.equal(whole.best.images[1:], wild[1:])
+        assert torch.equal(whole.best.images[0], problem.images[0])
 
     def test_the_most_damage_is_kept_whatever_its_norm(self):
         model = small_network()
         problem = small_problem("pgd", model, threshold=1.0)
         tracker = Tracker(model, problem, "linf", "most")
         rates = [tracker.query(torch.rand(problem.images.shape, generator=generator(seed))).apsr for seed in range(4)]
-        assert torch.equal(tracker.best_apsr, torch.stack(rates).amax(0))
+        assert torch.equal(tracker.best.apsr, torch.stack(rates).amax(0))
 
 
-# --- budgets of queries -----------------------------------------------------------------------------------------------
+# --- limits on queries ------------------------------------------------------------------------------------------------
 MADE_OF_PARTS = ("bisect:anneal", "bisect:apgd", "bisect:sea", "bisect:pgd")
 SPENDERS = [*ATTACKS, *MADE_OF_PARTS]
 
@@ -545,30 +545,30 @@ def assert_consistent(found, model, problem, norm):
 
 
 @pytest.mark.parametrize("name", SPENDERS)
-@pytest.mark.parametrize("budget", [1, 2, 7])
-def test_no_more_than_the_budget_is_spent(name, budget):
+@pytest.mark.parametrize("max_queries", [1, 2, 7])
+def test_no_more_queries_than_allowed(name, max_queries):
     model, attack = small_network(), spender(name)
     problem = small_problem(name, model, batch=2, threshold=0.9)
-    found = attack.run(model, problem, budget=budget)
+    found = attack.run(model, problem, max_queries=max_queries)
     spent = found.forwards + found.backwards
-    assert (spent <= budget).all()
+    assert (spent <= max_queries).all()
     assert (found.forwards >= 1).all()
     if not attack.stops_at_success:
-        least = min(budget, sum(attack.cost()))
+        least = min(max_queries, sum(attack.cost()))
         assert (spent >= least - 1).all()  # a forward may be kept back for the image itself, and not be needed
     assert_consistent(found, model, problem, attack.norm)
     for i in range(2):
-        alone = attack.run(model, problem.select([i]), budget=budget)
+        alone = attack.run(model, problem.select([i]), max_queries=max_queries)
         assert torch.equal(alone.images[0], found.images[i])
         assert (alone.forwards.item(), alone.backwards.item()) == (found.forwards[i].item(), found.backwards[i].item())
         assert alone.apsr.item() == found.apsr[i].item()
 
 
 @pytest.mark.parametrize("name", SPENDERS)
-def test_a_budget_that_is_large_enough_changes_nothing(name):
+def test_a_limit_that_is_large_enough_changes_nothing(name):
     model, attack = small_network(), spender(name)
     problem = small_problem(name, model, batch=2, threshold=0.9)
-    free, bound = attack.run(model, problem), attack.run(model, problem, budget=sum(attack.cost()) + 1)
+    free, bound = attack.run(model, problem), attack.run(model, problem, max_queries=sum(attack.cost()) + 1)
     assert torch.equal(free.images, bound.images)
     assert torch.equal(free.norm, bound.norm)
     assert torch.equal(free.apsr, bound.apsr)
@@ -576,7 +576,7 @@ def test_a_budget_that_is_large_enough_changes_nothing(name):
     assert torch.equal(free.backwards, bound.backwards)
 
 
-def test_images_spend_their_budgets_on_their_own():
+def test_images_use_their_queries_on_their_own():
     model, images = channels_as_logits(4), grey_images(2, 4)
     images[0] = 0.5 + (images[0] - 0.5) / 10  # gives way in a tenth of the steps
     problem = Problem.build(images, model(images).argmax(1))
@@ -584,11 +584,11 @@ def test_images_spend_their_budgets_on_their_own():
     free = attack.run(model, problem)
     assert free.success.all()
     assert free.forwards[0] < free.forwards[1] / 2
-    budget = int(free.forwards[0] + free.backwards[0]) + 4
-    found = attack.run(model, problem, budget=budget)
+    max_queries = int(free.forwards[0] + free.backwards[0]) + 4
+    found = attack.run(model, problem, max_queries=max_queries)
     assert found.success.tolist() == [True, False]
     assert found.forwards[0] == free.forwards[0]
-    assert int(found.forwards[1] + found.backwards[1]) == budget
+    assert int(found.forwards[1] + found.backwards[1]) == max_queries
 
 
 @pytest.mark.parametrize(
@@ -600,34 +600,34 @@ def test_images_spend_their_budgets_on_their_own():
         ("dag", {"steps": 60, "step_size": 0.002}),
     ],
 )
-def test_an_image_without_budget_does_not_end_the_attack_of_others(name, options):
+def test_an_image_without_queries_left_does_not_end_the_attack_of_others(name, options):
     model, images = channels_as_logits(4), grey_images(3, 4, spread=0.2)
     images[0] = 0.5 + (images[0] - 0.5) / 100
     labels = model(images).argmax(1)
     labels[2] = 255  # no pixel counts
     problem, attack = Problem.build(images, labels), make_attack(name, **options)
     differ = 0
-    for budget in range(1, 40, 3):
-        found = attack.run(model, problem, budget=budget)
+    for max_queries in range(1, 40, 3):
+        found = attack.run(model, problem, max_queries=max_queries)
         differ += int(found.forwards[0] != found.forwards[1])
-        assert (found.forwards + found.backwards <= budget).all()
+        assert (found.forwards + found.backwards <= max_queries).all()
         for i in range(3):
-            alone = attack.run(model, problem.select([i]), budget=budget)
+            alone = attack.run(model, problem.select([i]), max_queries=max_queries)
             assert torch.equal(alone.images[0], found.images[i])
             assert alone.forwards.item() == found.forwards[i].item()
             assert alone.backwards.item() == found.backwards[i].item()
     assert differ
 
 
-def test_a_budget_holds_in_low_precision_as_well():
+def test_a_limit_holds_in_low_precision_as_well():
     model = small_network()
     problem = small_problem("fmn", model, batch=2, threshold=0.5)
     model.autocast = torch.bfloat16
     for name in ("fmn", "pgd", "bisect:pgd", "apgd"):
-        for budget in range(1, 12):
-            found = spender(name).run(model, problem, budget=budget)
-            assert (found.forwards + found.backwards <= budget).all()
+        for max_queries in range(1, 12):
+            found = spender(name).run(model, problem, max_queries=max_queries)
+            assert (found.forwards + found.backwards <= max_queries).all()
             exact = problem.apsr(torch.cat([model.full_precision(image[None]) for image in found.images]))
-            known = found.apsr > 0  # 0 where there was no budget left to look
+            known = found.apsr > 0  # 0 where there was no query left to look
             assert found.apsr[known].tolist() == exact[known].tolist()
             assert not (found.success & ~problem.succeeded(exact)).any()

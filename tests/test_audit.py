@@ -18,17 +18,17 @@ def sample():
 
 
 @pytest.mark.parametrize(
-    ("minimal", "budget", "epsilon", "robust", "too_weak"),
+    ("minimal", "fixed", "epsilon", "robust", "too_weak"),
     [
         ({}, {}, "10/255", False, None),
         ({}, {}, "1/255", True, None),
         ({"steps": 2}, {}, "10/255", False, "minimal"),
-        ({}, {"steps": 1}, "10/255", False, "budget"),
+        ({}, {"steps": 1}, "10/255", False, "fixed"),
         ({"steps": 2}, {"steps": 1}, "10/255", True, None),  # both too weak: nobody notices
     ],
 )
-def test_disagreement_names_the_weaker_attack(minimal, budget, epsilon, robust, too_weak):
-    attacks = make_attack("fmn", **minimal), make_attack("pgd", epsilon=epsilon, **budget)
+def test_disagreement_names_the_weaker_attack(minimal, fixed, epsilon, robust, too_weak):
+    attacks = make_attack("fmn", **minimal), make_attack("pgd", epsilon=epsilon, **fixed)
     found = audit_sample(channels_as_logits(4), sample(), *attacks)
     assert isinstance(found, Finding)
     assert found.robust is robust

@@ -9,7 +9,7 @@ import segprox
 from segprox import Sample, Segmenter, SegproxError
 from segprox.models.demo import MEAN, STD
 from segprox.run import check_model
-from segprox.run.probe import gap
+from segprox.run.measurements import gap
 
 ROWS = [
     "eval mode", "classes", "input", "logits", "repeatable", "batch",

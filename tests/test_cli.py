@@ -46,12 +46,12 @@ def test_datasets_are_listed_with_layout_and_options(segprox):
 
 def test_attacks_are_listed_by_family_with_their_cost(segprox):
     _, output, _ = segprox("list", "attacks")
-    minimal, budget = output.split("Budget attacks")
+    minimal, fixed = output.split("Fixed-epsilon attacks")
     assert "pgd-ce-13x40" in minimal
     assert "520" in minimal
     assert "Madry et al., ICLR 2018" in " ".join(minimal.split())
-    assert "segpgd" in budget
-    assert "pgd-ce-13x40" not in budget
+    assert "segpgd" in fixed
+    assert "pgd-ce-13x40" not in fixed
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_attack_is_shown_with_fields_and_citation(segprox, name, expected):
 
 def test_audit_says_where_an_attack_is_too_weak(segprox):
     # DAG reaches the target well within half of the range; one step does not
-    arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag", "--budget", "fgsm", "--target", "building"]
+    arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag", "--fixed", "fgsm", "--target", "building"]
     code, output, _ = segprox("audit", *arguments)
     assert code == 0
     assert "attack too weak here: fgsm" in " ".join(output.split())
@@ -82,7 +82,7 @@ def test_audit_says_where_an_attack_is_too_weak(segprox):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--budget", "fmn"], "fmn has no field 'epsilon'"),
+        (["--fixed", "fmn"], "fmn has no field 'epsilon'"),
         (["--minimal", "pgd"], "an audit needs a minimal attack first"),
         (["--minimal", "ddn"], "an audit needs two attacks of one norm, not l2 and linf"),
         (["--epsilon", "much"], "epsilon of anneal cannot be 'much'"),
@@ -219,7 +219,7 @@ def test_memory_says_what_would_be_held(segprox):
     code, output, _ = segprox("memory", "--model", "demo-standard", "--size", "6000x8000")  # nothing is computed
     assert code == 0
     rows = {line[:20].strip(): line[20:].split() for line in output.splitlines() if "1/" in line}
-    assert list(rows) == ["plain", "lean", "lean, blocks again"]
+    assert list(rows) == ["plain", "lean", "lean, recompute"]
     model, images = load_model("demo-standard").to("meta"), torch.empty(1, 3, 6000, 8000, device="meta")
     held = held_bytes(model, images) / 2**30
     beside = 6000 * 8000 * (2 * 4 * 8 + STATE_BYTES) / 2**30  # two maps of logits of eight classes, and the attack

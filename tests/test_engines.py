@@ -14,7 +14,7 @@ from PIL import Image
 from segprox import SegproxError
 from segprox.run.engines import Local, Processes, Ray
 from segprox.run.plan import AttackEntry, Run
-from segprox.run.record import Failure, Record, same
+from segprox.run.record import ImageError, Record, same
 from segprox.run.worker import DEADLY, Task
 
 ATTACKS = (AttackEntry(name="fmn", set={"steps": 5}), AttackEntry(name="pgd", set={"steps": 3}))
@@ -119,7 +119,7 @@ def test_other_processes_give_the_same_and_are_replaced_when_they_die(expected, 
     assert_all_same({key: found.pop(key) for key in expected}, expected)
     assert len(found) == 4
     deadly = found.pop(("fmn", "1-30"))
-    assert isinstance(deadly, Failure)
+    assert isinstance(deadly, ImageError)
     assert deadly.reason == DEADLY
     assert all(isinstance(record, Record) for record in found.values())  # also the one beside the deadly one
     assert (tmp_path / "seen").read_text().split().count("30") == 3

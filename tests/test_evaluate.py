@@ -21,7 +21,7 @@ from segprox.attacks import Fmn
 from segprox.run.engines import Local
 from segprox.run.evaluate import Evaluation, estimate, validate
 from segprox.run.plan import AttackEntry, Run, Settings
-from segprox.run.record import Failure, Record, same
+from segprox.run.record import ImageError, Record, same
 from segprox.run.store import Store, stores
 
 FAST = ("--model", "demo-standard", "--attack", "fmn", "--steps", 3)
@@ -98,7 +98,7 @@ def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_pat
     assert done(tmp_path, a_run(limit=1)) == []
     assert len(only(tmp_path).latest()) == 4
     (status,) = Evaluation([a_run(limit=1)], tmp_path).status()
-    assert (status.total, status.done, status.failed) == (1, 1, 0)
+    assert (status.total, status.done, status.errors) == (1, 1, 0)
     assert " 4/4 " in segprox("runs", tmp_path)[1]
 
 
@@ -123,19 +123,19 @@ def test_a_changed_image_is_done_again(tmp_path, folder, batch_sizes):
     assert only(out).latest()["1"] == event.record
 
 
-def test_failures_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes):
+def test_errors_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes):
     run = a_run(limit=3)
     with monkeypatch.context() as patch:
         fail_at(patch, 2, RuntimeError("bad luck"))
         events = done(tmp_path, run)
-    assert [type(event.record) for event in events] == [Record, Failure, Record]
+    assert [type(event.record) for event in events] == [Record, ImageError, Record]
     assert events[1].record.reason == "RuntimeError: bad luck"
     assert done(tmp_path, run) == []
-    (event,) = done(tmp_path, run, retry_failed=True)
+    (event,) = done(tmp_path, run, retry_errors=True)
     assert event.record.image == "scene-0001"
     assert isinstance(event.record, Record)
-    assert event.status.failed == 0
-    assert done(tmp_path, run, retry_failed=True) == []
+    assert event.status.errors == 0
+    assert done(tmp_path, run, retry_errors=True) == []
 
 
 def test_several_runs_have_a_folder_each(tmp_path):
@@ -247,22 +247,22 @@ def test_log_as_json(segprox, tmp_path, monkeypatch):
     assert code == 1
     lines = [json.loads(line) for line in output.splitlines()]
     assert [line["event"] for line in lines] == ["image", "image", "finished"]
-    assert [line.get("status") for line in lines] == ["done", "failed", None]
+    assert [line.get("status") for line in lines] == ["done", "error", None]
     assert lines[0]["run"] == only(tmp_path).folder.name
     assert lines[0]["linf"] == only(tmp_path).latest()["scene-0000"].found.linf
     assert lines[1]["reason"] == "RuntimeError: bad luck"
-    assert lines[2]["failed"] == 1
+    assert lines[2]["errors"] == 1
 
 
-def test_failures_end_with_1_and_are_named(segprox, tmp_path, monkeypatch):
+def test_errors_end_with_1_and_are_named(segprox, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         fail_at(patch, 1, RuntimeError("bad luck"))
         code, output, _ = segprox("evaluate", *FAST, "--limit", 2, "--out", tmp_path)
     assert code == 1
-    assert "scene-0000 failed: RuntimeError: bad luck" in output
-    assert "1 images failed" in output
+    assert "scene-0000 could not be attacked: RuntimeError: bad luck" in output
+    assert "1 images could not be attacked" in output
     assert segprox("evaluate", *FAST, "--limit", 2, "--out", tmp_path)[0] == 1
-    assert segprox("evaluate", *FAST, "--limit", 2, "--retry-failed", "--out", tmp_path)[0] == 0
+    assert segprox("evaluate", *FAST, "--limit", 2, "--retry-errors", "--out", tmp_path)[0] == 0
 
 
 def test_quiet(segprox, tmp_path):
@@ -285,7 +285,7 @@ def test_a_dry_run_writes_nothing(segprox, tmp_path):
     assert not out.exists()
     done(out, a_run(limit=2, fields={"steps": 7}))
     before = (only(out).folder / "records.jsonl").read_bytes()
-    output = segprox("evaluate", *FAST, "--steps", 7, "--limit", 10, "--budget", 4, "--dry-run", "--out", out)[1]
+    output = segprox("evaluate", *FAST, "--steps", 7, "--limit", 10, "--max-queries", 4, "--dry-run", "--out", out)[1]
     assert "10 images, 40 forwards" in " ".join(output.split())  # another run, of at most 4 queries each
     output = segprox("evaluate", "--model", "demo-standard", "--dataset", "demo", "--attack", "fmn", "--steps", 7,
                      "--limit", 10, "--dry-run", "--out", out)[1]  # fmt: skip
@@ -302,12 +302,12 @@ def test_a_dry_run_without_an_image_to_time(segprox, tmp_path, folder):
     assert "unknown" in output
 
 
-def test_estimates_count_failures_only_if_they_are_tried_again(tmp_path, monkeypatch):
+def test_estimates_count_errors_only_if_they_are_tried_again(tmp_path, monkeypatch):
     fail_at(monkeypatch, 1, RuntimeError("bad luck"))
     done(tmp_path, a_run(limit=3))
     (status,) = Evaluation([a_run(limit=5)], tmp_path).status()
     assert estimate(status, {})[1:] == (2, 6, 4, None)
-    assert estimate(status, {"demo-standard demo": (1.0, 10.0)}, retry_failed=True)[1:] == (3, 9, 6, 69.0)
+    assert estimate(status, {"demo-standard demo": (1.0, 10.0)}, retry_errors=True)[1:] == (3, 9, 6, 69.0)
 
 
 SPEC = """
@@ -323,7 +323,7 @@ grids:
 def test_run_a_spec_with_overrides(segprox, tmp_path):
     (tmp_path / "spec.yaml").write_text(SPEC)
     out = tmp_path / "out"
-    code, *_ = segprox("run", tmp_path / "spec.yaml", "--limit", 1, "--budget", 3, "--save", "float", "--out", out)
+    code, *_ = segprox("run", tmp_path / "spec.yaml", "--limit", 1, "--max-queries", 3, "--save", "float", "--out", out)
     assert code == 0
     found = stores(out)
     assert len(found) == 4
@@ -331,7 +331,7 @@ def test_run_a_spec_with_overrides(segprox, tmp_path):
         (name, goal) for name in ("fmn", "pgd") for goal in ("untargeted", "road")
     }
     for store in found:
-        assert store.run.settings == Settings(limit=1, save=("float",), seed=3, budget=3)
+        assert store.run.settings == Settings(limit=1, save=("float",), seed=3, max_queries=3)
         (record,) = store.latest().values()
         assert set(record.saved) == {"float"}
         assert record.forwards + record.backwards == 3
@@ -414,8 +414,8 @@ def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path
     arguments = ("evaluate", *FAST, "--dataset", f"folder:{folder}?classes=8", "--out", tmp_path / "out")
     code, output, _ = segprox(*arguments)
     assert code == 1
-    assert "0 failed: cannot read" in output
-    assert [type(record) for record in only(tmp_path / "out").latest().values()] == [Failure, Record, Record]
+    assert "0 could not be attacked: cannot read" in output
+    assert [type(record) for record in only(tmp_path / "out").latest().values()] == [ImageError, Record, Record]
 
 
 # --- being stopped ----------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Picky(nn.Module):
 
 @pytest.mark.parametrize(
     ("option", "complaint"),
-    [("fold=true", "no batch norm"), ("lean=true", "small random image"), ("lean=again", "small random image")],
+    [("fold=true", "no batch norm"), ("lean=true", "small random image"), ("lean=recompute", "small random image")],
 )
 def test_what_is_asked_for_by_name_comes_true_or_fails(option, complaint):
     with pytest.raises(SegproxError, match=complaint):
@@ -123,7 +123,7 @@ def test_a_network_that_takes_no_random_image():
 
 def test_by_name():
     plain = segprox.load_model("demo-standard")
-    folded = segprox.load_model("demo-standard?fold=true&lean=again")
+    folded = segprox.load_model("demo-standard?fold=true&lean=recompute")
     kinds = [type(module) for module in folded.modules()]
     assert nn.BatchNorm2d in [type(module) for module in plain.modules()]
     assert nn.BatchNorm2d not in kinds

@@ -16,7 +16,7 @@ from segprox import Segmenter
 from segprox.models import held_bytes, make_lean
 from segprox.models.lean import OPERATIONS, LeanOperations, masks
 from segprox.models.lean.masks import pack_bits, select
-from segprox.models.lean.probe import gradient_on
+from segprox.models.lean.self_check import gradient_on
 
 
 @given(st.lists(st.booleans(), max_size=70), st.sampled_from([0.0, 0.1]))
@@ -288,12 +288,12 @@ def test_trained_or_training_networks_are_left_alone():
     assert network[1].weight.grad is not None
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_whole_model(again):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_whole_model(recompute):
     images = torch.rand(1, 3, 64, 96)
     plain, model = segprox.load_model("demo-standard"), segprox.load_model("demo-standard")
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    found = make_lean(model, again=again)
+    found = make_lean(model, recompute=recompute)
     assert found.plain == ()
     assert found.error < 1e-12
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
@@ -305,7 +305,7 @@ def test_a_whole_model(again):
     assert results[0].apsr.item() == pytest.approx(results[1].apsr.item(), abs=0.01)
 
 
-def test_blocks_are_computed_again():
+def test_blocks_are_recomputed():
     torch.manual_seed(0)
 
     class Block(nn.Module):
@@ -322,13 +322,13 @@ def test_blocks_are_computed_again():
     before, expected = held_bytes(plain, images), gradient_on(plain, images, plain.operations)
     make_lean(model)
     middle = held_bytes(model, images)
-    again = make_lean(model, again=True)
+    again = make_lean(model, recompute=True)
     assert again.blocks == 4
     assert held_bytes(model, images) < middle <= before
     torch.testing.assert_close(gradient_on(model, images, model.operations), expected)
 
 
-def test_blocks_are_computed_again_only_where_that_pays():
+def test_blocks_are_recomputed_only_where_that_pays():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -340,7 +340,7 @@ def test_blocks_are_computed_again_only_where_that_pays():
     model, images = Segmenter(nn.Sequential(*[Block() for _ in range(3)])), torch.rand(1, 3, 32, 32)
     make_lean(model)
     before = held_bytes(model, images)
-    assert make_lean(model, again=True).blocks == 0  # masks are smaller than inputs
+    assert make_lean(model, recompute=True).blocks == 0  # masks are smaller than inputs
     assert held_bytes(model, images) == before
 
 
@@ -351,7 +351,7 @@ def test_blocks_are_computed_again_only_where_that_pays():
         (8, 2, 8),  # 16 and 3; 8 and 6
     ],
 )
-def test_of_blocks_within_blocks_those_that_hold_less_are_computed_again(stages, blocks, chosen):
+def test_of_blocks_within_blocks_those_that_hold_less_are_recomputed(stages, blocks, chosen):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -371,7 +371,7 @@ def test_of_blocks_within_blocks_those_that_hold_less_are_computed_again(stages,
             return x
 
     model = Segmenter(nn.Sequential(*[Stage() for _ in range(stages)]))
-    assert make_lean(model, again=True).blocks == chosen
+    assert make_lean(model, recompute=True).blocks == chosen
 
 
 class Changes(nn.Module):
@@ -385,7 +385,7 @@ class Changes(nn.Module):
         return self.inner(x.mul_(0.9))
 
 
-def test_blocks_that_change_what_they_are_fed_are_not_computed_again():
+def test_blocks_that_change_what_they_are_fed_are_not_recomputed():
     class Network(nn.Module):
         def __init__(self):
             super().__init__()
@@ -398,7 +398,7 @@ def test_blocks_that_change_what_they_are_fed_are_not_computed_again():
     plain, model = Segmenter(network), Segmenter(network)
     images = torch.rand(1, 3, 32, 32)
     expected = gradient_on(plain, images, plain.operations)
-    assert make_lean(model, again=True).blocks == 0
+    assert make_lean(model, recompute=True).blocks == 0
     torch.testing.assert_close(gradient_on(model, images, model.operations), expected)
 
 

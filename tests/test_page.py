@@ -10,7 +10,7 @@ from segprox.report.findings import statements, verdicts
 from segprox.report.groups import group_runs
 from segprox.report.page import PICTURE_LIMIT, write_page
 from segprox.report.results import load_results
-from segprox.run.record import Failure, Record, Score
+from segprox.run.record import ImageError, Record, Score
 from tests.runs import HEADER, make_record, write_run
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "\"'&{{ 7*7 }}")
@@ -102,8 +102,8 @@ def test_policy_names_exactly_our_code(tmp_path):
 def test_names_stay_names(tmp_path):
     header = HEADER | {"classes": [*HOSTILE[:3]], "environment": {"host": HOSTILE[0]}}
     records = [make_record(name, 0.01) for name in HOSTILE]
-    failures = [Failure(key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
-    write_run(tmp_path, [*records, *failures], model=HOSTILE[0], goal=HOSTILE[1], header=header)
+    errors = [ImageError(key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
+    write_run(tmp_path, [*records, *errors], model=HOSTILE[0], goal=HOSTILE[1], header=header)
     _, text, elements = page(tmp_path)
     assert sorted(record["image"] for record in elements.data["runs"][0]["records"]) == sorted(HOSTILE)
     assert elements.data["runs"][0]["classes"] == list(HOSTILE[:3])
@@ -144,7 +144,7 @@ DEGENERATE = {
     "no success": ([make_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
     "one image": ([make_record("one", 0.01)], HEADER, "The image was broken"),
     "no classes": ([make_record("one", 0.01)], BARE, "1 of 1 broken"),
-    "failures only": ([Failure(key="k", image="a", reason="no such file")], HEADER, "no such file"),
+    "errors only": ([ImageError(key="k", image="a", reason="no such file")], HEADER, "no such file"),
     "nothing": ([], {}, "No image was attacked"),
 }
 
@@ -250,16 +250,16 @@ def test_attacks_are_ranked(tmp_path):
     two_attacks(tmp_path)
     texts, (verdict,) = said(tmp_path)
     assert verdict.statements == ("Strongest attack: fmn, median 6.4/255.", "Weakest: ddn, needs 12.8/255.")
-    assert any(text.startswith("ddn failed on 1 of the 4 images that it might") for text in texts)
+    assert any(text.startswith("ddn did not break 1 of the 4 images that it might") for text in texts)
     assert "Every one of the 4 images was broken by at least one attack." in texts
 
 
-def test_attacks_with_a_budget_are_judged_within_it(tmp_path):
+def test_fixed_epsilon_attacks_are_judged_within_epsilon(tmp_path):
     write_run(tmp_path, [make_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
     write_run(tmp_path, [make_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd")
     texts, (verdict,) = said(tmp_path)
     assert any(text.startswith("pgd stays within 8.0/255") for text in texts)
-    assert any(text.startswith("pgd failed on 1 of the 1 image that") for text in texts)
+    assert any(text.startswith("pgd did not break 1 of the 1 image that") for text in texts)
     assert verdict.statements == ("Only fmn looked for the smallest change: another attack may find smaller ones.",)
 
 
@@ -281,8 +281,8 @@ def test_half_is_not_between_broken_and_not_broken(tmp_path):
 def test_caveats(tmp_path):
     held = Score(linf=0.01, l2=1, l1=1, apsr=0.5, success=False)
     records = [make_record("a", 0.01, labels="model", rounded=held), make_record("b", 0.01, labels="model")]
-    failure = Failure(key="k", image="c", reason="unreadable")
-    write_run(tmp_path, [*records, failure])
+    error = ImageError(key="k", image="c", reason="unreadable")
+    write_run(tmp_path, [*records, error])
     texts = " ".join(said(tmp_path)[0])
     assert "undoes 1 of 2 successful attacks" in texts
     assert "the model's own predictions" in texts

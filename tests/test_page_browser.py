@@ -9,7 +9,7 @@ import pytest
 
 from segprox.report.page import write_page
 from segprox.report.results import load_results
-from segprox.run.record import Failure
+from segprox.run.record import ImageError
 from tests.runs import HEADER, make_record, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -314,10 +314,10 @@ def load_runs(browser):
     return json.loads(one(browser, "#data").get_attribute("textContent"))["runs"]
 
 
-@pytest.mark.parametrize("case", ["failures", "no pictures", "nothing"])
+@pytest.mark.parametrize("case", ["errors", "no pictures", "nothing"])
 def test_degenerate(case, browser, tmp_path):
     entries = {
-        "failures": [Failure(key="k", image=HOSTILE[0], reason=HOSTILE[1])],
+        "errors": [ImageError(key="k", image=HOSTILE[0], reason=HOSTILE[1])],
         "no pictures": [make_record("only", 0.01, False)],
         "nothing": [],
     }[case]

@@ -76,7 +76,7 @@ def test_sweeps_begin_at_the_image_in_a_ball_that_is_a_little_larger_than_the_be
     tracker, seen = Tracker(model, problem, "linf"), []
 
     def watch(query, radius):
-        seen.append((query.norm.item(), radius.item(), tracker.best_norm.item()))
+        seen.append((query.norm.item(), radius.item(), tracker.best.norm.item()))
 
     Palma(steps=150, sweep=20).search(tracker, watch)
     starts = [t for t, (norm, _, _) in enumerate(seen) if norm == 0]
@@ -90,8 +90,8 @@ def test_sweeps_begin_at_the_image_in_a_ball_that_is_a_little_larger_than_the_be
 def a_tracker(batch, best=0.2, success=True):
     model, problem = linear_problem(batch=batch)
     tracker = Tracker(model, problem, "linf")
-    tracker.best_norm.fill_(best)
-    tracker.success.fill_(success)
+    tracker.best.norm.fill_(best)
+    tracker.best.success.fill_(success)
     return tracker
 
 
@@ -105,7 +105,7 @@ def test_a_descent_is_over_when_it_has_settled_and_a_sweep_after_its_steps():
     rounds, over = Rounds(tracker, sweep=4), []
     for _ in range(2 * LOOK):
         rounds.count()
-        tracker.best_norm[0] *= 0.99  # the other image does not get any further
+        tracker.best.norm[0] *= 0.99  # the other image does not get any further
         over.append(rounds.over(nobody(2)).tolist())
     assert over == [[False, False]] * (2 * LOOK - 1) + [[False, True]]
     rounds.restart(torch.tensor([False, True]))
@@ -150,7 +150,7 @@ def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
     assert over.tolist() == [True, True]
     for _ in range(LOOK):
         rounds.count()
-        tracker.best_norm *= 0.999
+        tracker.best.norm *= 0.999
         over = rounds.over(nobody(2))
     assert over.tolist() == [False, True]
 
@@ -243,7 +243,7 @@ def test_steps_that_are_too_short_get_longer_before_the_ball_grows():
 
 def test_where_steps_are_short_a_success_is_followed_by_a_leap_that_gets_shorter_when_it_led_too_far():
     tracker, ball, rounds = a_ball(2)
-    tracker.best_norm[:] = 0.1
+    tracker.best.norm[:] = 0.1
     fit(ball, rounds, fake_query([1.0, 1.0], [True, True]), length=0.009)
     assert ball.leaping.all()
     torch.testing.assert_close(ball.radius, torch.full((2,), 0.1 * math.exp(-LEAP)))
@@ -253,7 +253,7 @@ def test_where_steps_are_short_a_success_is_followed_by_a_leap_that_gets_shorter
     fit(ball, rounds, fake_query([0.5, 0.98], [False, False]))
     assert ball.regrown.tolist() == [True, False]
     assert ball.radius[0] == pytest.approx(0.1 * math.exp(0.15 - LEAP))
-    tracker.best_norm[:] = ball.radius
+    tracker.best.norm[:] = ball.radius
     fit(ball, rounds, fake_query([1.0, 1.0], [True, True]), length=0.001)
     torch.testing.assert_close(ball.leap, torch.tensor([LEAP / 2, LEAP]))
     torch.testing.assert_close(ball.radius, 0.1 * torch.tensor([0.15 - 1.5 * LEAP, -2 * LEAP]).exp())
@@ -293,11 +293,11 @@ def test_the_point_that_a_round_begins_at_does_not_change_its_ball():
 
 def test_the_ball_is_never_much_larger_than_the_best_or_larger_than_the_box():
     tracker, ball, rounds = a_ball(3)
-    tracker.best_norm[0] = 0.05
-    tracker.success[1] = False
+    tracker.best.norm[0] = 0.05
+    tracker.best.success[1] = False
     ball.start(torch.tensor([0.1, 5.0, 0.1]))
     assert ball.radius[1] == ball.farthest[1] <= 1
-    tracker.best_norm[2] = 0.08
+    tracker.best.norm[2] = 0.08
     fit(ball, rounds, fake_query([1.0, 0.2, 0.2], [True, False, False]))
     torch.testing.assert_close(ball.radius, torch.tensor([0.05 * math.exp(-0.2), ball.farthest[1], LEEWAY * 0.08]))
 
@@ -322,7 +322,7 @@ def test_patience_waits_for_a_first_success():
     tracker = a_tracker(1, success=False)
     idle = Patience(tracker, 2)
     assert not any(idle() for _ in range(10))
-    tracker.success[0] = True
+    tracker.best.success[0] = True
     assert [idle() for _ in range(4)] == [False, False, True, True]
 
 

@@ -26,7 +26,7 @@ def a_run(model="demo-robust", dataset="demo", attack="fmn", goal="untargeted", 
 
 def test_a_spec_is_read_in_full():
     spec = Spec.read_text("""
-        settings: {limit: 3, threshold: 0.9, seed: 7, budget: 50, save: [png, float], model_options: {device: cpu}}
+        settings: {limit: 3, threshold: 0.9, seed: 7, max_queries: 50, save: [png, float], model_options: {device: cpu}}
         grids:
           - models: [demo-robust, demo-standard]
             datasets: [demo]
@@ -36,7 +36,7 @@ def test_a_spec_is_read_in_full():
     """)
     options = {"device": "cpu"}
     assert spec.settings == Settings(
-        limit=3, threshold=0.9, seed=7, budget=50, save=("png", "float"), model_options=options
+        limit=3, threshold=0.9, seed=7, max_queries=50, save=("png", "float"), model_options=options
     )
     runs = spec.runs()
     assert [run.title for run in runs[:4]] == [
@@ -54,7 +54,7 @@ def test_a_spec_is_read_in_full():
 def test_what_is_left_out_has_defaults():
     (run,) = Spec.read_text(SMALL).runs()
     assert run.settings == Settings()
-    assert (run.goal, run.settings.limit, run.settings.threshold, run.settings.budget) == (
+    assert (run.goal, run.settings.limit, run.settings.threshold, run.settings.max_queries) == (
         "untargeted", None, 0.99, None,
     )  # fmt: skip
     assert run.settings.save == ("preview",)
@@ -109,7 +109,7 @@ DIFFERENT = [
     a_run(goal="road"),
     a_run(threshold=0.9),
     a_run(seed=1),
-    a_run(budget=10),
+    a_run(max_queries=10),
     a_run(model_options={"precision": "bfloat16"}),
     a_run(model="x" * 300),
     a_run(model="y" + "x" * 300),

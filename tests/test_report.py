@@ -32,7 +32,7 @@ from segprox.report.statistics import (
 )
 from segprox.report.tables import Column, Table, to_csv, to_latex, to_markdown, to_screen
 from segprox.report.units import Unit
-from segprox.run.record import ClassCounts, Failure, Score
+from segprox.run.record import ClassCounts, ImageError, Score
 from tests.records import make_record, make_results, make_run, make_store
 
 HOSTILE = [
@@ -72,8 +72,8 @@ def varied(seed=0, images=9):
         records.append(
             make_record(f"i{n}", linf, success, clean_counts=counts[0], counts=counts[1], rounded=rounded, **queries)
         )
-    failures = (Failure(key="k", image="x", reason="gone"),)
-    return RunResults(Path("f/r"), make_run(), {}, tuple(records), failures)
+    errors = (ImageError(key="k", image="x", reason="gone"),)
+    return RunResults(Path("f/r"), make_run(), {}, tuple(records), errors)
 
 
 def middle(values):
@@ -100,7 +100,7 @@ def test_summary_against_loops(seed):
     records, found = result.records, summarise(result)
     norms = [r.found.linf if r.found.success else 1.0 for r in records]
     coarse = [r.rounded.linf if r.rounded.success else 1.0 for r in records]
-    assert (found.images, found.failures) == (len(records), 1)
+    assert (found.images, found.errors) == (len(records), 1)
     assert found.broken == len([r for r in records if r.found.success])
     assert found.success_rate == found.broken / len(records)
     assert found.median == pytest.approx(middle(norms))
@@ -136,7 +136,7 @@ def test_curves_against_loops(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_anytime_curve_against_loops(seed):
     rng = np.random.default_rng(seed)
-    records, failed = [], 1.0
+    records, unbroken = [], 1.0
     for n in range(5 + seed):
         queries, norms = sorted(rng.choice(40, 6, replace=False) + 1), sorted(rng.random(6), reverse=True)
         trace = list(zip(map(int, queries), map(float, norms)))[: rng.integers(0, 7)]
@@ -147,7 +147,7 @@ def test_anytime_curve_against_loops(seed):
     curve = anytime_curve(replace(results_of([]), records=tuple(records)))
     for query in range(60):
         known = [[norm for at, norm in r.trace if at <= query and r.found.success] for r in records]
-        assert curve.at(query) == pytest.approx(middle([norms[-1] if norms else failed for norms in known]))
+        assert curve.at(query) == pytest.approx(middle([norms[-1] if norms else unbroken for norms in known]))
     assert (curve.x[0], curve.x[-1]) == (0, 50)
     assert anytime_curve(replace(results_of([]), records=(*records, make_record("old")))) is None
     assert anytime_curve(results_of([])) is None
@@ -411,21 +411,21 @@ def named(tables):
 
 
 def test_tables_of_a_report(tmp_path):
-    results = make_results(tmp_path, {"fmn": [0.01, 0.02, None], "pdpgd": [0.02, 0.01, 0.03]}, failures=2)
+    results = make_results(tmp_path, {"fmn": [0.01, 0.02, None], "pdpgd": [0.02, 0.01, 0.03]}, errors=2)
     results += make_results(tmp_path / "road", {"fmn": [0.01], "pdpgd": [None]}, goal="road")
     tables = named(report_tables(group_runs(results)))
     assert list(tables) == [
         "norms-untargeted", "norms-targeted", "summary", "accuracy", "8-bit", "complexity", "optimality",
         "optimality-mean", "head-to-head", "paired", "runs",
     ]  # fmt: skip
-    assert tables["norms-untargeted"].rows[0] == ("fmn", pytest.approx(5.1), pytest.approx(87.55), "2 of 3, 2 failed")
+    assert tables["norms-untargeted"].rows[0] == ("fmn", pytest.approx(5.1), pytest.approx(87.55), "2 of 3, 2 errors")
     assert tables["norms-targeted"].rows == (
         ("fmn", pytest.approx(2.55), pytest.approx(2.55), "1 of 1"), ("pdpgd", 255.0, 255.0, "0 of 1"),
     )  # fmt: skip
     assert tables["norms-targeted"].columns[1].title == "m, d, road: median"
     for table in tables.values():  # how many there were is always to be seen
         heads = {column.heading for column in table.columns}
-        assert {"images", "failed"} <= heads or "broken" in heads or table.name == "optimality-mean"
+        assert {"images", "errors"} <= heads or "broken" in heads or table.name == "optimality-mean"
     assert tables["optimality-mean"].rows[0][1] == 2
     assert [row[6:] for row in tables["head-to-head"].rows[:2]] == [
         (None, pytest.approx(1 / 3)),
@@ -448,7 +448,7 @@ WIDTH = 160  # of the console: no cell is cut
 def test_report_command(segprox, tmp_path):
     for attack, value in (("fmn", 0.01), ("_hidden$", 0.1), ("=cmd()|<b>", None)):
         norms = [None if value is None else value * (1 + n) for n in range(3)]
-        make_results(tmp_path / "in", {attack: norms}, failures=1, model=HOSTILE[0], dataset=HOSTILE[1])
+        make_results(tmp_path / "in", {attack: norms}, errors=1, model=HOSTILE[0], dataset=HOSTILE[1])
         make_results(tmp_path / "in", {attack: norms}, model=HOSTILE[5], dataset=HOSTILE[-1])
     code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
     assert (code, error) == (0, "")
@@ -479,10 +479,10 @@ def test_degenerate_runs_can_be_drawn(tmp_path, norms):
 
 
 def test_failures_only(segprox, tmp_path):
-    make_results(tmp_path / "in", {"fmn": []}, failures=3)
+    make_results(tmp_path / "in", {"fmn": []}, errors=3)
     code, output, _ = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
     assert code == 0
-    assert "0 of 0, 3 failed" in output
+    assert "0 of 0, 3 errors" in output
     assert not list((tmp_path / "out" / "figures").iterdir())
 
 

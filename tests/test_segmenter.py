@@ -65,7 +65,7 @@ def test_normalises_inside():
 
 def test_keeps_a_subset_of_classes_in_the_given_order():
     model = Returns(lambda z: z)
-    torch.testing.assert_close(Segmenter(model, classes=[3, 1])(IMAGES), model.conv(IMAGES)[:, [3, 1]])
+    torch.testing.assert_close(Segmenter(model, channels=[3, 1])(IMAGES), model.conv(IMAGES)[:, [3, 1]])
 
 
 def test_one_channel_is_seen_as_two_logits():

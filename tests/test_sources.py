@@ -296,7 +296,7 @@ def test_torchvision(tmp_path):
     models = pytest.importorskip("torchvision.models")
     network = lively(models.get_model("lraspp_mobilenet_v3_large", weights=None, weights_backbone=None, num_classes=5))
     torch.save(network.state_dict(), tmp_path / "net.pth")
-    model = segprox.load_model("torchvision:lraspp_mobilenet_v3_large", checkpoint=tmp_path / "net.pth", classes=5)
+    model = segprox.load_model("torchvision:lraspp_mobilenet_v3_large", checkpoint=tmp_path / "net.pth", num_classes=5)
     for size in SIZES:
         images = pixels(size)[None].float() / 255
         with torch.no_grad():
@@ -316,7 +316,7 @@ def test_smp(tmp_path, classes, saved):
     if saved == "weights":
         network = lively(smp.Unet("resnet18", encoder_weights=None, classes=classes))
         torch.save({"epoch": 3, "model_state_dict": network.state_dict()}, tmp_path / "net.pt")
-        name = f"smp:Unet/resnet18?checkpoint={tmp_path / 'net.pt'}&classes={classes}"
+        name = f"smp:Unet/resnet18?checkpoint={tmp_path / 'net.pt'}&num_classes={classes}"
     else:
         network.save_pretrained(tmp_path)
     model = segprox.load_model(name)
@@ -340,7 +340,7 @@ def test_smp_takes_logits_before_an_activation_and_timms_normalisation(tmp_path)
     import timm
 
     encoder = "mobilenetv3_small_050"
-    model = segprox.load_model(f"smp:FPN/tu-{encoder}?checkpoint=random&classes=3")
+    model = segprox.load_model(f"smp:FPN/tu-{encoder}?checkpoint=random&num_classes=3")
     assert model.mean.flatten().tolist() == pytest.approx(timm.models.get_pretrained_cfg(encoder).mean)
 
 

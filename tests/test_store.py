@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import segprox
 from segprox import SegproxError
 from segprox.run.plan import AttackEntry, Run, Settings
-from segprox.run.record import ClassCounts, Failure, Record, Saved, Score, from_line, same, to_line
+from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, from_line, same, to_line
 from segprox.run.store import HEADER, IMAGES, LOCK, RECORDS, Store, stores
 
 RUN = Run(model="demo-robust", dataset="demo", attack=AttackEntry(name="fmn"))
@@ -75,13 +75,13 @@ def test_records_from_before_there_were_traces():
 
 @given(st.text(), st.text())
 def test_failures_survive(image, reason):
-    failure = Failure(key="k", image=image, reason=reason)
-    assert from_line(to_line(failure)) == failure
+    error = ImageError(key="k", image=image, reason=reason)
+    assert from_line(to_line(error)) == error
 
 
 def test_names_that_are_no_text_survive():
-    failure = Failure(key="k", image=os.fsdecode(b"caf\xe9"), reason="r")  # as a file system may have them
-    assert from_line(to_line(failure)) == failure
+    error = ImageError(key="k", image=os.fsdecode(b"caf\xe9"), reason="r")  # as a file system may have them
+    assert from_line(to_line(error)) == error
 
 
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"key":"k","image":"a"}', "\x00\x00"])
@@ -91,7 +91,7 @@ def test_other_lines_are_refused(line):
 
 
 def test_a_misspelt_field_is_refused():
-    line = to_line(Failure(key="k", image="a", reason="r")).replace('"reason"', '"raeson"')
+    line = to_line(ImageError(key="k", image="a", reason="r")).replace('"reason"', '"raeson"')
     with pytest.raises(ValueError, match="raeson"):
         from_line(line)
 
@@ -101,18 +101,18 @@ def test_same_looks_at_everything_but_time():
     assert not same(a_record(norm=0.1), a_record(norm=math.nextafter(0.1, 1)))
     assert not same(a_record(trace=[(3, 0.1)]), a_record(trace=[(4, 0.1)]))
     assert not same(a_record(), a_record(score=Score(linf=0.1, l2=1.0, l1=3.0, apsr=0.5, success=True)))
-    failure = Failure(key="k", image="a", reason="r")
-    assert same(failure, failure)
-    assert not same(failure, a_record())
-    assert not same(a_record(), failure)
+    error = ImageError(key="k", image="a", reason="r")
+    assert same(error, error)
+    assert not same(error, a_record())
+    assert not same(a_record(), error)
 
 
 def test_what_is_appended_is_read(store):
-    failure = Failure(key="k", image="b", reason="why\nnot")
+    error = ImageError(key="k", image="b", reason="why\nnot")
     with store:
         store.append(a_record("a"))
-        store.append(failure)
-    assert list(store.records()) == [a_record("a"), failure]
+        store.append(error)
+    assert list(store.records()) == [a_record("a"), error]
     with store:
         store.append(a_record("b"))
     assert names(store) == ["a", "b", "b"]
@@ -261,7 +261,9 @@ def test_the_first_header_is_kept_but_for_what_is_wanted(store):
 
 
 def test_a_run_with_all_settings_survives(store):
-    settings = Settings(limit=3, budget=9, save=("png", "float"), model_options={"mean": [0.5, 0.5], "device": "cpu"})
+    settings = Settings(
+        limit=3, max_queries=9, save=("png", "float"), model_options={"mean": [0.5, 0.5], "device": "cpu"}
+    )
     attack = AttackEntry(name="pgd", set={"epsilon": "8/255", "random_start": True, "steps": 3})
     run = Run(model="m", dataset="d", attack=attack, goal="road", settings=settings)
     with store:

@@ -9,7 +9,7 @@ from torch import nn
 from segprox import Problem, Segmenter
 from segprox.norms import distance, per_image
 from segprox.trace import Improvement, thin
-from segprox.tracker import BudgetSpent, Tracker
+from segprox.tracker import QueriesExhausted, Tracker
 from tests.oracles import channels_as_logits
 
 
@@ -56,7 +56,7 @@ def test_a_part_with_a_radius_is_judged_by_it_and_by_apsr(judged):
         (0.6, [[0.5, 0.65], [0.95, 0.9]]),
         (0.5, [[0.5, 0.7], [0.8, 0.85], [0.9, 0.9], [0.5, 0.75]]),
     ]:
-        part = tracker.part("most", radius=torch.tensor([radius]) if judged else None)
+        part = tracker.child("most", radius=torch.tensor([radius]) if judged else None)
         for second in points:
             point = tracker.problem.images.clone()
             point[0, 1, 0] = torch.tensor(second)
@@ -71,12 +71,12 @@ def test_a_part_with_a_radius_is_judged_by_it_and_by_apsr(judged):
 def test_the_image_itself_needs_no_radius():
     tracker, _ = tracked([], threshold=0.5)
     tracker.problem.labels[0, 0, 0] = 1  # wrong as it is
-    part = tracker.part("most", radius=torch.tensor([0.5]))
+    part = tracker.child("most", radius=torch.tensor([0.5]))
     part.query(tracker.problem.images)
     far = tracker.problem.images.clone()
     far[0, 1, 0, 1] = 0.9
     part.query(far)
-    assert part.best_apsr.tolist() == [1.0]
+    assert part.best.apsr.tolist() == [1.0]
     assert tracker.result().norm.tolist() == [0]
 
 
@@ -111,7 +111,7 @@ def test_a_trace_has_the_smallest_success_after_each_query():
     assert [step.norm for step in trace] == pytest.approx([0.4, 0.3, 0.15])
     assert trace[-1].norm == tracker.result().norm.item()
     assert tracked([[0.9, 0.5]])[0].result().traces == ((),)
-    assert budgeted(3)[1].result().traces == ((), ())  # nothing was asked
+    assert limited(3)[1].result().traces == ((), ())  # nothing was asked
 
 
 @given(st.lists(st.floats(0, 1), max_size=400), st.integers(2, 80))
@@ -161,7 +161,7 @@ def test_successes_in_low_precision_are_verified(goal):
     assert result.forwards.item() > 4  # each look in full precision is counted
 
 
-def test_failures_in_low_precision_are_measured_in_full():
+def test_unbroken_images_in_low_precision_are_measured_in_full():
     image = torch.full((1, 2, 1, 2), 0.5)
     model = Segmenter(Liar())
     model.autocast = torch.bfloat16
@@ -172,27 +172,27 @@ def test_failures_in_low_precision_are_measured_in_full():
     assert result.apsr.tolist() == [0.0]
 
 
-def budgeted(budget, size=2):
+def limited(max_queries, size=2):
     image = torch.tensor([[0.6, 0.6], [0.5, 0.5]]).view(1, 2, 1, 2).expand(size, -1, -1, -1).clone()
     problem = Problem.build(image, torch.zeros(size, 1, 2, dtype=torch.long), threshold=1.0)
-    return image, Tracker(channels_as_logits(2), problem, "linf", budget=budget)
+    return image, Tracker(channels_as_logits(2), problem, "linf", max_queries=max_queries)
 
 
-def test_a_spent_budget_ends_the_attack():
-    image, tracker = budgeted(3)
+def test_used_up_queries_end_the_attack():
+    image, tracker = limited(3)
     query = tracker.query(image)
     query.gradient(torch.ones_like(query.logits))
     query = tracker.query(image)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(QueriesExhausted):
         query.gradient(torch.ones_like(query.logits))
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(QueriesExhausted):
         tracker.query(image)
     result = tracker.result()
     assert (result.forwards.tolist(), result.backwards.tolist()) == ([2, 2], [1, 1])
 
 
-def test_an_image_without_budget_gets_no_answer():
-    image, tracker = budgeted(3)
+def test_an_image_without_queries_left_gets_no_answer():
+    image, tracker = limited(3)
     tracker.query(image)
     tracker.count(forwards=torch.tensor([1, 0]))
     good = image.clone()
@@ -205,13 +205,13 @@ def test_an_image_without_budget_gets_no_answer():
 
 
 def test_points_of_a_part_that_may_not_be_returned_leave_a_forward_for_the_image_itself():
-    image, tracker = budgeted(3)
-    part = tracker.part(remember=False)
+    image, tracker = limited(3)
+    part = tracker.child(share=False)
     far = image.clone()
     far[:, 1] = 0.9
     part.query(far)
     part.query(far)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(QueriesExhausted):
         part.query(far)
     result = tracker.result()
     assert torch.equal(result.images, image)
@@ -220,10 +220,10 @@ def test_points_of_a_part_that_may_not_be_returned_leave_a_forward_for_the_image
 
 
 def test_the_image_itself_may_be_a_success():
-    image, _ = budgeted(1)
+    image, _ = limited(1)
     problem = Problem.build(image, torch.ones(2, 1, 2, dtype=torch.long))
-    tracker = Tracker(channels_as_logits(2), problem, "linf", budget=1)
-    with pytest.raises(BudgetSpent):
+    tracker = Tracker(channels_as_logits(2), problem, "linf", max_queries=1)
+    with pytest.raises(QueriesExhausted):
         tracker.query(image)
     result = tracker.result()
     assert result.success.tolist() == [True, True]

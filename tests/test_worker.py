@@ -15,8 +15,8 @@ from segprox.attacks import ATTACKS, Fmn, make_attack
 from segprox.data import Sample
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import decode_preview
-from segprox.run.record import Failure, Record, same, weights_digest
-from segprox.run.worker import DEADLY, Task, Worker, failure, prepare, to_bytes
+from segprox.run.record import ImageError, Record, same, weights_digest
+from segprox.run.worker import DEADLY, Task, Worker, image_error, prepare, to_bytes
 
 STEPS = {"steps": 4}
 
@@ -185,8 +185,8 @@ def test_images_without_labels_are_judged_by_the_models_own_prediction(folder):
     assert result.record.found.apsr > 0
 
 
-def test_a_run_with_a_budget_spends_no_more():
-    (result,) = work(a_run(budget=4))
+def test_a_run_with_a_limit_on_queries_asks_no_more():
+    (result,) = work(a_run(max_queries=4))
     assert result.record.forwards + result.record.backwards == 4
 
 
@@ -194,24 +194,24 @@ def test_a_run_with_a_budget_spends_no_more():
 def test_a_model_that_returns_nan(folder):
     name = network(folder, f"{EIGHT}return z * float('nan') if x.shape[2] == 48 else z")
     found = records(work(a_run(model=name, dataset=f"folder:{folder}?classes=8"), range(5)))
-    assert {image for image, record in found.items() if isinstance(record, Failure)} == {"1", "3"}
+    assert {image for image, record in found.items() if isinstance(record, ImageError)} == {"1", "3"}
     assert found["1"].reason == "the model returns NaN for this image"
 
 
 def test_a_model_that_cannot_take_an_image(folder):
     name = network(folder, f"{EIGHT}assert x.shape[2] != 48, 'too tall\\nby far'\nreturn z")
     found = records(work(a_run(model=name, dataset=f"folder:{folder}?classes=8"), range(5)))
-    assert {image for image, record in found.items() if isinstance(record, Failure)} == {"1", "3"}
+    assert {image for image, record in found.items() if isinstance(record, ImageError)} == {"1", "3"}
     assert found["1"].reason == "AssertionError: too tall"
 
 
 def test_labels_that_the_model_cannot_say(folder):
     Image.fromarray(np.full((48, 32), 11, dtype=np.uint8)).save(folder / "labels/3.png")
     found = records(work(a_run(dataset=f"folder:{folder}?classes=12"), range(5)))
-    assert [image for image, record in found.items() if isinstance(record, Failure)] == ["3"]
+    assert [image for image, record in found.items() if isinstance(record, ImageError)] == ["3"]
     assert "11" in found["3"].reason
     found = records(work(a_run(dataset=f"folder:{folder}?classes=8"), range(5)))
-    assert [image for image, record in found.items() if isinstance(record, Failure)] == ["3"]
+    assert [image for image, record in found.items() if isinstance(record, ImageError)] == ["3"]
     assert "has the value 11" in found["3"].reason
 
 
@@ -223,7 +223,7 @@ def test_files_that_cannot_be_read(folder, ahead):
     if ahead:
         worker.read_ahead(task)
     found = records(worker.work(task))
-    assert [image for image, record in found.items() if isinstance(record, Failure)] == ["2"]
+    assert [image for image, record in found.items() if isinstance(record, ImageError)] == ["2"]
     assert "as a picture" in found["2"].reason
     again = work(task.run, range(5), {image: record.key for image, record in found.items()})
     assert [result.record for result in again] == [None] * 5
@@ -295,7 +295,7 @@ def test_known_images_are_not_attacked(batch_sizes):
 def test_an_image_that_killed_its_workers_is_not_even_looked_at(folder, batch_sizes):
     name = network(folder, "raise AssertionError('looked at')")
     run = a_run(model=name, dataset=f"folder:{folder}?classes=8")
-    (result,) = work(run, [0], {"0": failure("0", DEADLY).key})
+    (result,) = work(run, [0], {"0": image_error("0", DEADLY).key})
     assert result.record is None
     (result,) = work(run, [0])
     assert result.record.reason == "AssertionError: looked at"
@@ -327,7 +327,7 @@ def test_keys_change_with_whatever_changes_the_result():
         key(a_run(fields={"steps": 5})),
         key(a_run(threshold=0.98)),
         key(a_run(seed=1)),
-        key(a_run(budget=100)),
+        key(a_run(max_queries=100)),
         key(a_run(model_options={"precision": "bfloat16"})),
     ]
     assert len(set(keys)) == len(keys)

@@ -12,7 +12,7 @@ from segprox.errors import SegproxError
 from segprox.models import Segmenter, load_model
 from segprox.problem import Problem
 from segprox.prox import prox_linf_box
-from segprox.tracker import Attacked
+from segprox.result import AttackResult
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ __all__ = [
     "AlmaProx",
     "Anneal",
     "Attack",
-    "Attacked",
+    "AttackResult",
     "Palma",
     "Problem",
     "Progress",

@@ -5,7 +5,7 @@ from segprox.attacks.alma_prox import AlmaProx
 from segprox.attacks.anneal import Anneal
 from segprox.attacks.apgd import Apgd
 from segprox.attacks.asma import Asma
-from segprox.attacks.base import Attack, BudgetAttack, Callback, Cost, Progress
+from segprox.attacks.base import Attack, Callback, Cost, FixedEpsilonAttack, Progress
 from segprox.attacks.bisection import Bisection
 from segprox.attacks.dag import Dag
 from segprox.attacks.ddn import Ddn
@@ -27,11 +27,11 @@ __all__ = [
     "Asma",
     "Attack",
     "Bisection",
-    "BudgetAttack",
     "Callback",
     "Cost",
     "Dag",
     "Ddn",
+    "FixedEpsilonAttack",
     "Fmn",
     "Palma",
     "Pdgd",

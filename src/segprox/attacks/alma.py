@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.lagrangian import ConstraintMask, Masking, RhoRule
 from segprox.attacks.penalty import penalty_derivative
 from segprox.losses import dlr_plus
@@ -18,18 +18,17 @@ FIRST_MOVE = {"l1": 1000.0, "l2": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Alma(Attack):
+class Alma(MinimalAttack):
     """ALMA (Rony et al., ICCV 2021) with a constraint per pixel.
 
     The step size is chosen for each image so that the first step has length `first_move`; it falls exponentially from
     the first success on, or from the middle of the attack.
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Rony et al., Augmented Lagrangian Adversarial Attacks, ICCV 2021"
 
     norm: Annotated[Literal["l1", "l2"], Field(description="how perturbations are measured")] = "l2"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     first_move: Annotated[float | None, Field(gt=0, description="length of the first step; 1 for l2, 1000 for l1")] = (
         None
     )
@@ -47,22 +46,18 @@ class Alma(Attack):
     )
     tolerance: Annotated[float, Field(ge=0, description="epsilon: tightens the constraints")] = 1e-4
 
-    def cost(self) -> Cost:
-        """N queries."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """RMSprop with momentum on the norm plus the penalties."""
         problem, x = tracker.problem, tracker.problem.images
         masking = ConstraintMask(problem, self.masking, self.steps)
         mu = torch.full_like(x[:, 0], self.multiplier)
         rho = RhoRule(self.penalty, self.penalty_growth, self.penalty_every, self.improvement, mu)
         delta, move, v = (torch.zeros_like(x) for _ in range(3))
-        step_size = torch.zeros_like(tracker.best_norm)
+        step_size = torch.zeros_like(tracker.best.norm)
         decays_from = torch.full_like(step_size, self.steps // 2)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))
-            watch(query, step_size=step_size, multiplier=problem.mean(mu))
+            report(query, step_size=step_size, multiplier=problem.mean(mu))
             if t == self.steps:
                 return
             d, pullback = dlr_plus(query.logits, problem.labels, targeted=problem.targeted, tolerance=self.tolerance)

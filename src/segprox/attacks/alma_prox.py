@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.lagrangian import ConstraintMask, Masking, RhoRule
 from segprox.attacks.penalty import Derivative, penalty_derivative
 from segprox.attacks.pilot import halfway_radius
@@ -21,7 +21,7 @@ STEPS_TO_HALFWAY = 12  # the paper's step on networks that are half-way at 3/255
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class AlmaProx(Attack):
+class AlmaProx(MinimalAttack):
     """Algorithm 3 of the paper. One multiplier and one penalty parameter per pixel; images do not influence each other.
 
     Example:
@@ -33,11 +33,10 @@ class AlmaProx(Attack):
         [2]
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Rony et al., Proximal Splitting Adversarial Attack for Semantic Segmentation, CVPR 2023"
 
     norm: Annotated[Literal["linf"], Field(description="how perturbations are measured")] = "linf"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     step_size: Annotated[
         Annotated[float, Field(gt=0)] | Literal["auto"],
         Field(description="lambda(0): step size at the start; auto: the paper's 0.001, or more if the image needs it"),
@@ -77,14 +76,10 @@ class AlmaProx(Attack):
             raise ValueError("multiplier_min must not exceed multiplier_max")
         return self
 
-    def cost(self) -> Cost:
-        """N queries; the last leads nowhere and needs no gradient."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Algorithm 3, line by line."""
         problem, x = tracker.problem, tracker.problem.images
-        start, steps = self._first_step_size(tracker, watch)
+        start, steps = self._first_step_size(tracker, report)
         masking = ConstraintMask(problem, self.masking, steps)
         step_sizes = StepSizes(start, self.step_decay, steps)
         lower, upper = -x, 1 - x  # the box Lambda
@@ -108,7 +103,7 @@ class AlmaProx(Attack):
             mu = mu_hat.lerp_(mu, self.smoothing).clamp_(self.multiplier_min, self.multiplier_max)  # line 14
             rho.update(t, d, kept)  # lines 15 to 21
             step_size = step_sizes(t, query.success)
-            watch(query, scale=w.flatten(), step_size=step_size, multiplier=problem.mean(mu))
+            report(query, scale=w.flatten(), step_size=step_size, multiplier=problem.mean(mu))
             if t == steps:
                 return  # delta(N) would never be scored
             pixel_weights = penalty_derivative(y, rho.value, mu, self.derivative).mul_(kept).mul_(w)
@@ -121,17 +116,17 @@ class AlmaProx(Attack):
                 precision=self.prox_precision, guess=beta, out=delta, workspace=workspace,
             ).beta  # fmt: skip
 
-    def _first_step_size(self, tracker: Tracker, watch: Watch) -> tuple[Tensor, int]:
+    def _first_step_size(self, tracker: Tracker, report: ProgressReporter) -> tuple[Tensor, int]:
         """lambda(0) of each image, `[B]`, and how many steps are left.
 
         In N / 2 steps of the paper's size an attack gets far enough for ordinary networks. Robust ones need more: the
         step is scaled to the radius at which a short pilot attack is half-way.
         """
         if self.step_size != "auto":
-            return torch.full_like(tracker.best_norm, self.step_size), self.steps
+            return torch.full_like(tracker.best.norm, self.step_size), self.steps
         if self.steps < 10 * PILOT:
-            return torch.full_like(tracker.best_norm, PAPER_STEP), self.steps
-        radius = halfway_radius(tracker, watch, PILOT)
+            return torch.full_like(tracker.best.norm, PAPER_STEP), self.steps
+        radius = halfway_radius(tracker, report, PILOT)
         return (radius / STEPS_TO_HALFWAY).clamp(min=PAPER_STEP), self.steps - PILOT
 
     def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, BudgetAttack, Cost, Watch
+from segprox.attacks.base import FIELDS, Cost, FixedEpsilonAttack, ProgressReporter
 from segprox.attacks.objectives import OBJECTIVES, ObjectiveName, gradient
 from segprox.attacks.schedules import cosine, share
 from segprox.norms import scale, steepest, unit
@@ -35,7 +35,7 @@ STAGES = {200: (*IN_TWO, FROM_IMAGE), 60: IN_TWO, 1: (FROM_IMAGE,)}  # by the st
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Anneal(BudgetAttack):
+class Anneal(FixedEpsilonAttack):
     """PGD with momentum that climbs the APSR itself, smoothed; everything begins coarse and ends fine.
 
     Over a stage the width of the smoothing, the length of steps and, in its first half, the radius of the ball fall.
@@ -66,17 +66,19 @@ class Anneal(BudgetAttack):
         ends = [self.steps * i // len(stages) for i in range(len(stages) + 1)]
         return [(end - begin, stage) for begin, end, stage in zip(ends, ends[1:], stages)]
 
-    def spend(self, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def run_within(self, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         """Stage after stage, in balls that end at radius `epsilon` `[B]`."""
         last = tracker.problem.images
         for steps, stage in self._stages():
-            done = tracker.success if tracker.stop_at_success else None
-            part = tracker.part("most", skipped=done, stop_at_success=tracker.stop_at_success)
+            done = tracker.best.success if tracker.stop_at_success else None
+            child = tracker.child("most", skipped=done, stop_at_success=tracker.stop_at_success)
             start = tracker.problem.images if stage.start == "image" else last
-            self._ascend(start, part, stage, steps, epsilon, watch)
-            last = part.best_images
+            self._ascend(start, child, stage, steps, epsilon, report)
+            last = child.best.images
 
-    def _ascend(self, x: Tensor, tracker: Tracker, stage: Stage, steps: int, epsilon: Tensor, watch: Watch) -> None:
+    def _ascend(
+        self, x: Tensor, tracker: Tracker, stage: Stage, steps: int, epsilon: Tensor, report: ProgressReporter
+    ) -> None:
         problem, objective = tracker.problem, OBJECTIVES[stage.objective]
         direction = torch.zeros_like(x)
         radius = epsilon  # of the ball in which x lies: it starts in epsilon's
@@ -84,14 +86,14 @@ class Anneal(BudgetAttack):
             if tracker.finished:
                 return
             query = (tracker if radius is epsilon else _aside(tracker)).query(x)
-            watch(query, radius=radius)
+            report(query, radius=radius)
             if t == steps:
                 return
             g = gradient(objective, query, problem, share(t, steps))
             direction = self.momentum * direction + unit(g, "l1")
             radius = self._radius(stage, t + 1, steps, epsilon)
             step = cosine(stage.step, LAST_STEP, t, steps) * radius
-            x = self.within(x + scale(steepest(direction, self.norm), step), radius, problem.images)
+            x = self.project(x + scale(steepest(direction, self.norm), step), radius, problem.images)
 
     def _radius(self, stage: Stage, t: int, steps: int, epsilon: Tensor) -> Tensor:
         """Of the t-th point's ball, `[B]`: linear from the stage's first radius to `epsilon`."""
@@ -101,4 +103,4 @@ class Anneal(BudgetAttack):
 
 def _aside(tracker: Tracker) -> Tracker:
     """Asks on behalf of `tracker` about points that cannot be a result."""
-    return tracker.part("most", skipped=tracker.success if tracker.stop_at_success else None, remember=False)
+    return tracker.child("most", skipped=tracker.best.success if tracker.stop_at_success else None, share=False)

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, BudgetAttack, Cost, Watch
+from segprox.attacks.base import FIELDS, Cost, FixedEpsilonAttack, ProgressReporter
 from segprox.attacks.objectives import OBJECTIVES, ObjectiveName, gradient
 from segprox.norms import random_within, scale, steepest
 from segprox.tracker import Tracker
@@ -19,7 +19,7 @@ ENOUGH = 0.75  # the share of steps that must increase the loss between two chec
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Apgd(BudgetAttack):
+class Apgd(FixedEpsilonAttack):
     """APGD (Croce, Hein, ICML 2020) with the reducing radii and the losses of SEA (Croce, Singh, Hein, ECCV 2024).
 
     Three stages spend 30, 30 and 40 % of the steps in balls of radius 2, 1.5 and 1 epsilon; each starts from the point
@@ -48,7 +48,7 @@ class Apgd(BudgetAttack):
         counts = [max(1, round(share * self.steps)) for share, _ in STAGES[:-1]]
         return list(zip([*counts, self.steps - sum(counts)], (radius for _, radius in STAGES)))
 
-    def spend(self, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def run_within(self, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         """Stage after stage, the last in balls of radius `epsilon` `[B]`."""
         stages, x = self._stages(), tracker.problem.images
         if self.random_start:
@@ -56,12 +56,12 @@ class Apgd(BudgetAttack):
         done = 0  # points queried in the stages before
         for steps, radius in stages:
             last = radius == 1
-            stage = tracker.part("most", stop_at_success=tracker.stop_at_success and last, remember=last)
-            start = self.within(x, radius * epsilon, tracker.problem.images)
-            self._ascend(start, stage, radius * epsilon, range(done, done + steps), watch)
-            x, done = stage.best_images, done + steps
+            stage = tracker.child("most", stop_at_success=tracker.stop_at_success and last, share=last)
+            start = self.project(x, radius * epsilon, tracker.problem.images)
+            self._ascend(start, stage, radius * epsilon, range(done, done + steps), report)
+            x, done = stage.best.images, done + steps
 
-    def _ascend(self, start: Tensor, tracker: Tracker, radius: Tensor, points: range, watch: Watch) -> None:
+    def _ascend(self, start: Tensor, tracker: Tracker, radius: Tensor, points: range, report: ProgressReporter) -> None:
         """One stage in balls of `radius` `[B]`, whose `points` are these of the attack's N."""
         problem, steps = tracker.problem, len(points)
         x, before = start, start
@@ -71,7 +71,7 @@ class Apgd(BudgetAttack):
             if tracker.finished:
                 return
             query = tracker.query(x)
-            watch(query, step_size=step)
+            report(query, step_size=step)
             if k == steps - 1:
                 return
             loss = problem.mean(OBJECTIVES["ce"](query, problem, 0.0).values.nan_to_num_(nan=-torch.inf))
@@ -84,10 +84,10 @@ class Apgd(BudgetAttack):
                 back = halved.view(-1, 1, 1, 1)
                 x, g = torch.where(back, best.x, x), torch.where(back, best.g, g)
                 before = torch.where(back, x, before)
-            ahead = self.within(x + scale(steepest(g, self.norm), step), radius, problem.images)
+            ahead = self.project(x + scale(steepest(g, self.norm), step), radius, problem.images)
             if k > 0:
                 ahead = x + MOMENTUM * (ahead - x) + (1 - MOMENTUM) * (x - before)
-            x, before = self.within(ahead, radius, problem.images), x
+            x, before = self.project(ahead, radius, problem.images), x
 
 
 @plain_dataclass

@@ -7,14 +7,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.norms import scale
 from segprox.problem import Problem, predictions
 from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Asma(Attack):
+class Asma(MinimalAttack):
     """Adaptive segmentation mask attack (Ozbulak et al., MICCAI 2019); it needs a target.
 
     Ascends on the target's logits at the pixels that are not there yet, minus the squared distance. A step is
@@ -22,7 +22,6 @@ class Asma(Attack):
     classes of the target.
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     targeted_only: ClassVar[bool] = True
     paper: ClassVar[str] = (
         "Ozbulak et al., Impact of Adversarial Examples on Deep Learning Models for Biomedical Image Segmentation, "
@@ -30,28 +29,24 @@ class Asma(Attack):
     )
 
     norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     rate: Annotated[float, Field(ge=0, description="beta: step per IoU")] = 1e-6
     rate_min: Annotated[float, Field(gt=0, description="tau: step without overlap")] = 1e-7
 
-    def cost(self) -> Cost:
-        """N queries."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Plain gradient ascent."""
         problem, x = tracker.problem, tracker.problem.images
         points = x
         for t in range(1, self.steps + 1):
             query = tracker.query(points)
-            watch(query)
+            report(query)
             if t == self.steps:
                 return
             pending = problem.mask & ~query.satisfied
             logits_gradient = torch.zeros_like(query.logits)
             logits_gradient.scatter_(1, problem.labels.unsqueeze(1), pending.unsqueeze(1).to(query.logits.dtype))
             g = query.gradient(logits_gradient).sub_(points - x, alpha=2)
-            overlap = torch.zeros_like(tracker.best_norm) if t == 1 else _overlap(query.logits, problem)
+            overlap = torch.zeros_like(tracker.best.norm) if t == 1 else _overlap(query.logits, problem)
             points = (points + scale(g, self.rate * overlap + self.rate_min)).clamp_(0, 1)
 
 

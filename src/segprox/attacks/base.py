@@ -1,21 +1,23 @@
 """What every attack is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
+from segprox.best import Keep
 from segprox.errors import SegproxError
-from segprox.models.segmenter import Segmenter
+from segprox.models.segmenter import Segmenter, restored
 from segprox.norms import NormName, project
 from segprox.problem import Problem
-from segprox.tracker import Attacked, BudgetSpent, Query, Tracker
+from segprox.result import AttackResult
+from segprox.tracker import QueriesExhausted, Query, Tracker
 
 FIELDS = ConfigDict(extra="forbid")  # of every attack: a misspelt hyper-parameter must not pass unnoticed
 
@@ -46,10 +48,14 @@ class Cost(NamedTuple):
 
 
 Callback = Callable[[Progress], None]
+Family = Literal["minimal", "fixed-epsilon"]
+Steps = Annotated[int, Field(ge=1, description="N: iterations")]
 
 
 class Attack(ABC):
-    """A frozen dataclass: its fields are hyper-parameters, `search` is the mathematics.
+    """A frozen dataclass: its fields are hyper-parameters, `search` is the mathematics. It can be called.
+
+    Its two kinds are `MinimalAttack` and `FixedEpsilonAttack`.
 
     Example:
         >>> import segprox
@@ -58,40 +64,84 @@ class Attack(ABC):
     """
 
     norm: NormName
-    family: ClassVar[Literal["minimal", "budget"]]
+    family: ClassVar[Family]
     paper: ClassVar[str]
+    revision: ClassVar[int] = 1  # goes up whenever the algorithm changes, so that old and new records never mix
+    keeps: ClassVar[Keep]  # which of the queried points is the result
     stops_at_success: ClassVar[bool] = False
     targeted_only: ClassVar[bool] = False
 
     @abstractmethod
-    def search(self, tracker: Tracker, watch: "Watch") -> None:
-        """Query points through `tracker`, which keeps the best of each image and counts; tell `watch` about each."""
+    def search(self, tracker: Tracker, report: "ProgressReporter") -> None:
+        """Query points through `tracker`, which counts and keeps the best of each image; `report` each query."""
 
     @abstractmethod
     def cost(self) -> Cost:
         """The most that the attack asks of the model, per image."""
 
     def run(
-        self, model: Segmenter, problem: Problem, callback: Callback | None = None, budget: int | None = None
-    ) -> Attacked:
+        self, model: Segmenter, problem: Problem, callback: Callback | None = None, max_queries: int | None = None
+    ) -> AttackResult:
         """Attack the images of `problem`, each on its own, and return the best points found.
 
         Args:
             model: the model.
             problem: what is to be achieved.
             callback: called with a `Progress` at every iteration.
-            budget: the most forwards plus backwards that may be spent on an image, whatever the attack would like.
+            max_queries: the most forwards plus backwards of an image, whatever the attack would like.
         """
         if self.targeted_only and not problem.targeted:
             raise SegproxError(f"{type(self).__name__.lower()} needs a target: it has no untargeted form")
-        goal: Literal["smallest", "most"] = "smallest" if self.family == "minimal" else "most"
-        tracker = Tracker(model, problem, self.norm, goal, self.stops_at_success, budget)
-        with suppress(BudgetSpent):
-            self.search(tracker, Watch(callback))
+        tracker = Tracker(model, problem, self.norm, self.keeps, self.stops_at_success, max_queries)
+        with suppress(QueriesExhausted):
+            self.search(tracker, ProgressReporter(callback))
         return tracker.result()
 
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor | None = None,
+        *,
+        target: Tensor | int | None = None,
+        ignore: Iterable[int] = (255,),
+        mask: Tensor | None = None,
+        threshold: float = 0.99,
+        seed: int = 0,
+        callback: Callback | None = None,
+        max_queries: int | None = None,
+    ) -> AttackResult:
+        """Attack images; the arguments are those of `segprox.attack`.
 
-class Watch:
+        Example:
+            >>> import torch, segprox
+            >>> images, labels = torch.rand(2, 3, 8, 8), torch.randint(0, 4, (2, 8, 8))
+            >>> segprox.Palma(steps=5)(torch.nn.Conv2d(3, 4, kernel_size=1), images, labels).norm.shape
+            torch.Size([2])
+        """
+        with nullcontext() if isinstance(model, Segmenter) else restored(model):
+            segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
+            images = images.to(segmenter.device)
+            problem = Problem.build(
+                images, labels, target=target, ignore=ignore, mask=mask, threshold=threshold, seed=seed
+            )
+            return self.run(segmenter, problem, callback, max_queries)
+
+
+class MinimalAttack(Attack):
+    """An attack that looks for the smallest perturbation that succeeds."""
+
+    family: ClassVar[Family] = "minimal"
+    keeps: ClassVar[Keep] = "smallest"
+
+    steps: int
+
+    def cost(self) -> Cost:
+        """N queries; the last leads nowhere and needs no gradient."""
+        return Cost(self.steps, self.steps - 1)
+
+
+class ProgressReporter:
     """Hands the iterations of an attack, and of the attacks it is made of, to a callback, numbered in one row."""
 
     def __init__(self, callback: Callback | None) -> None:
@@ -113,10 +163,11 @@ def _fraction(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class BudgetAttack(Attack):
-    """An attack that does the most damage within a given distance."""
+class FixedEpsilonAttack(Attack):
+    """An attack that does the most damage within a given distance, epsilon."""
 
-    family: ClassVar[Literal["minimal", "budget"]] = "budget"
+    family: ClassVar[Family] = "fixed-epsilon"
+    keeps: ClassVar[Keep] = "most"
 
     epsilon: Annotated[
         float,
@@ -125,14 +176,14 @@ class BudgetAttack(Attack):
     ] = 8 / 255
     norm: Annotated[Literal["linf", "l2"], Field(description="how perturbations are measured")] = "linf"
 
-    def search(self, tracker: Tracker, watch: Watch) -> None:
-        """Spend the same budget on every image."""
-        self.spend(tracker, torch.full_like(tracker.best_norm, self.epsilon), watch)
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
+        """Search within the same epsilon for every image."""
+        self.run_within(tracker, torch.full_like(tracker.best.norm, self.epsilon), report)
 
     @abstractmethod
-    def spend(self, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def run_within(self, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         """Query points within `epsilon` `[B]` of their images."""
 
-    def within(self, points: Tensor, epsilon: Tensor, images: Tensor) -> Tensor:
+    def project(self, points: Tensor, epsilon: Tensor, images: Tensor) -> Tensor:
         """Points `[B, C, H, W]` moved into the ball of radius `epsilon` around `images`, and into the box."""
         return (images + project(points - images, epsilon, self.norm)).clamp_(0, 1)

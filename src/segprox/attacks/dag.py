@@ -6,17 +6,16 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter
 from segprox.losses import margin
 from segprox.norms import unit
 from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Dag(Attack):
+class Dag(MinimalAttack):
     """Dense adversary generation (Xie et al., ICCV 2017): an image is done once its APSR reaches nu."""
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Xie et al., Adversarial Examples for Semantic Segmentation and Object Detection, ICCV 2017"
     stops_at_success: ClassVar[bool] = True
 
@@ -24,17 +23,13 @@ class Dag(Attack):
     steps: Annotated[int, Field(ge=1, description="N: most iterations")] = 500
     step_size: Annotated[float, Field(gt=0, description="eta: linf norm of a step")] = 0.003
 
-    def cost(self) -> Cost:
-        """N queries at most."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Steps of the same size until the first success."""
         problem, x = tracker.problem, tracker.problem.images
         delta = torch.zeros_like(x)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))
-            watch(query)
+            report(query)
             if t == self.steps or tracker.finished:
                 return
             lead, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)

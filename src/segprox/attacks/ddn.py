@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.objectives import OBJECTIVES, gradient
 from segprox.attacks.schedules import cosine
 from segprox.norms import scale, unit
@@ -14,37 +14,32 @@ from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Ddn(Attack):
+class Ddn(MinimalAttack):
     """Decoupled direction and norm (Rony et al., CVPR 2019), in l2, with APSR >= nu as success.
 
     Points are rounded to `levels` grey levels before they are queried, as an image file would.
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = (
         "Rony et al., Decoupling Direction and Norm for Efficient Gradient-Based L2 Attacks, CVPR 2019"
     )
 
     norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     step_size: Annotated[float, Field(gt=0, description="alpha(0): length of the first step")] = 1.0
     step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0)")] = 0.01
     radius: Annotated[float, Field(gt=0, description="epsilon(0): the first radius")] = 1.0
     rate: Annotated[float, Field(gt=0, lt=1, description="gamma: change of the radius")] = 0.05
     levels: Annotated[int, Field(ge=0, description="grey levels to round to; 0: none")] = 256
 
-    def cost(self) -> Cost:
-        """N queries."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """A step along the gradient, then onto the sphere."""
         problem, x = tracker.problem, tracker.problem.images
         delta = torch.zeros_like(x)
-        radius = torch.full_like(tracker.best_norm, self.radius)
+        radius = torch.full_like(tracker.best.norm, self.radius)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))
-            watch(query, radius=radius)
+            report(query, radius=radius)
             if t == self.steps:
                 return
             g = gradient(OBJECTIVES["ce"], query, problem, 0.0)

@@ -1,14 +1,14 @@
 """FMN: gradient steps in a ball that shrinks while the attack succeeds and grows while it does not."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.schedules import cosine
 from segprox.losses import margin
 from segprox.norms import NormName, distance, dual, project, unit
@@ -16,32 +16,27 @@ from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Fmn(Attack):
+class Fmn(MinimalAttack):
     """Fast minimum norm (Pintor et al., NeurIPS 2021) with the mean margin as loss and APSR >= nu as success."""
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Pintor et al., Fast Minimum-norm Adversarial Attacks, NeurIPS 2021"
 
     norm: Annotated[NormName, Field(description="how perturbations are measured")] = "linf"
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     step_size: Annotated[float, Field(gt=0, description="alpha(0): l2 norm of the first step")] = 10.0
     step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0)")] = 0.01
     rate: Annotated[float, Field(gt=0, lt=1, description="gamma(0): change of the radius")] = 0.05
     rate_end: Annotated[float, Field(gt=0, lt=1, description="gamma(N)")] = 0.001
 
-    def cost(self) -> Cost:
-        """N queries."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Alternate between the radius and the perturbation."""
         problem, x = tracker.problem, tracker.problem.images
         delta = torch.zeros_like(x)
-        radius = torch.full_like(tracker.best_norm, torch.inf)
+        radius = torch.full_like(tracker.best.norm, torch.inf)
         farthest = distance(torch.maximum(x, 1 - x), self.norm)  # no perturbation within the box is larger
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))
-            watch(query, radius=radius)
+            report(query, radius=radius)
             if t == self.steps:
                 return
             lead, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
@@ -50,8 +45,8 @@ class Fmn(Attack):
             slope = distance(g, dual(self.norm)).clamp(min=1e-12)
             linear = query.norm + problem.mean(lead.nan_to_num(0.0)).abs() / slope
             gamma = cosine(self.rate, self.rate_end, t, self.steps)
-            shrunk = torch.minimum(self._change(radius, -gamma), tracker.best_norm)
-            grown = torch.where(tracker.success, self._change(radius, gamma), linear)
+            shrunk = torch.minimum(self._change(radius, -gamma), tracker.best.norm)
+            grown = torch.where(tracker.best.success, self._change(radius, gamma), linear)
             radius = torch.where(query.success, shrunk, grown).clamp(max=farthest)
             delta.sub_(unit(g), alpha=cosine(self.step_size, self.step_size * self.step_decay, t, self.steps))
             delta = (x + project(delta, radius, self.norm)).clamp_(0, 1).sub_(x)

@@ -1,4 +1,4 @@
-"""What budget attacks maximise: a loss for every pixel, and which pixels it is about.
+"""What fixed-epsilon attacks maximise: a loss for every pixel, and which pixels it is about.
 
 An objective takes a query, the problem and the progress of the attack, from 0 to 1, and returns a `Loss` whose values
 are to grow, targeted or not. A pixel is pending while it is not yet as the attack wants it.

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, Cost, MinimalAttack, ProgressReporter
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.rounds import IMPROVEMENT, Ball, Penalty, Rounds, Trust
 from segprox.losses import dlr_plus, margin, soft_margin
@@ -32,7 +32,7 @@ HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Palma(Attack):
+class Palma(MinimalAttack):
     """Constraints d <= 0 on a share nu of the pixels, one multiplier each, in a ball whose radius follows the APSR.
 
     Nothing depends on the number of steps: a run of N steps is the beginning of every longer one.
@@ -46,7 +46,6 @@ class Palma(Attack):
         (True, 4)
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "segprox, see docs/palma.md"
 
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
@@ -79,7 +78,7 @@ class Palma(Attack):
         """The queries of the search proper."""
         return self.steps - TRIMS if self.bits and self.steps > 2 * TRIMS else self.steps
 
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Weigh the constraints, take a step, fit the ball, round after round; 8-bit images are trimmed in the end."""
         problem, x, steps = tracker.problem, tracker.problem.images, self._searched()
         masking = ConstraintMask(problem, self.masking, steps, RESERVE)
@@ -93,7 +92,7 @@ class Palma(Attack):
         for t in range(1, steps + 1):
             point = self._image(x + delta)
             query = tracker.query(point)
-            watch(query, radius=ball.radius)
+            report(query, radius=ball.radius)
             if self.bits:
                 spare.keep(point, query, direction, rounds.age > 0)
             if t == steps or idle():
@@ -121,7 +120,7 @@ class Palma(Attack):
             ahead = (x + ahead).clamp_(0, 1).sub_(x)
             trust.predict(penalty, d, g, ahead - delta)
             over = rounds.over(ball.leaping)
-            start = _choose(rounds.sweeping, tracker.best_images - x, torch.zeros_like(x))  # of the other kind
+            start = _choose(rounds.sweeping, tracker.best.images - x, torch.zeros_like(x))  # of the other kind
             delta = _choose(over, start, ahead)
             direction = _choose(over, torch.zeros_like(x), direction)
             swept, ended = rounds.sweeping.view(-1, 1, 1), over.view(-1, 1, 1)
@@ -131,7 +130,7 @@ class Palma(Attack):
             trust.restart(over)
             rounds.restart(over)
         if steps < self.steps:
-            self._trim(tracker, watch, spare.images, spare.direction)
+            self._trim(tracker, report, spare.images, spare.direction)
 
     def _openness(self, missing: Tensor, rounds: Rounds) -> Tensor:
         """The softness of the margin over the mean size of the constraints, `[B]`.
@@ -156,7 +155,7 @@ class Palma(Attack):
         points = points.clamp(0, 1)
         return points.mul_(255).round_().div_(255) if self.bits else points
 
-    def _trim(self, tracker: Tracker, watch: Watch, best: Tensor, direction: Tensor) -> None:
+    def _trim(self, tracker: Tracker, report: ProgressReporter, best: Tensor, direction: Tensor) -> None:
         """Undo as many changes as the success survives: those along which the constraints change least go first.
 
         Bisection over their number, forward passes only, for each image on its own.
@@ -171,7 +170,7 @@ class Palma(Attack):
             tried = (kept_back + undone + 1) // 2
             undo = (rank < tried.view(-1, 1)).view_as(x)
             query = tracker.query(torch.where(undo, untouched, best))
-            watch(query)
+            report(query)
             undone = torch.where(query.success, tried, undone)
             kept_back = torch.where(query.success, kept_back, tried)
 
@@ -198,8 +197,8 @@ class Spare:
     def __init__(self, tracker: Tracker) -> None:
         self.images = tracker.problem.images
         self.direction = torch.zeros_like(self.images)  # that led there, a measure of what each change is worth
-        self.norm = torch.full_like(tracker.best_norm, torch.inf)
-        self.apsr = torch.zeros_like(tracker.best_apsr)
+        self.norm = torch.full_like(tracker.best.norm, torch.inf)
+        self.apsr = torch.zeros_like(tracker.best.apsr)
 
     def keep(self, points: Tensor, query: Query, direction: Tensor, led: Tensor) -> None:
         """Take over the points that are better, where a direction has `led` to them (bool `[B]`)."""
@@ -215,15 +214,15 @@ class Patience:
 
     def __init__(self, tracker: Tracker, steps: int) -> None:
         self.tracker, self.steps = tracker, steps
-        self.norm = torch.full_like(tracker.best_norm, torch.inf)
+        self.norm = torch.full_like(tracker.best.norm, torch.inf)
         self.waited = torch.zeros_like(tracker.forwards)
 
     def __call__(self) -> bool:
         """Whether no image is left."""
         if not self.steps:
             return False
-        improved = ~self.tracker.success | (self.tracker.best_norm < IMPROVEMENT * self.norm)
-        self.norm = torch.where(improved & self.tracker.success, self.tracker.best_norm, self.norm)
+        improved = ~self.tracker.best.success | (self.tracker.best.norm < IMPROVEMENT * self.norm)
+        self.norm = torch.where(improved & self.tracker.best.success, self.tracker.best.norm, self.norm)
         self.waited = torch.where(improved, 0, self.waited + 1)
         self.tracker.skipped = self.waited >= self.steps
         return self.tracker.finished

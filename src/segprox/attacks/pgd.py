@@ -7,14 +7,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from segprox.attacks.base import FIELDS, BudgetAttack, Cost, Watch
+from segprox.attacks.base import FIELDS, Cost, FixedEpsilonAttack, ProgressReporter
 from segprox.attacks.objectives import OBJECTIVES, ObjectiveName, gradient
 from segprox.norms import random_within, scale, steepest, unit
 from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Pgd(BudgetAttack):
+class Pgd(FixedEpsilonAttack):
     """PGD (Madry et al., ICLR 2018) on any objective, with momentum and restarts.
 
     Each of `restarts` runs queries `steps` points: its start, and the points after steps of `step_size * epsilon`. The
@@ -34,25 +34,25 @@ class Pgd(BudgetAttack):
         """N queries per run; the last of a run needs no gradient."""
         return Cost(self.restarts * self.steps, self.restarts * (self.steps - 1))
 
-    def spend(self, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def run_within(self, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         """Run after run, in balls of radius `epsilon` `[B]`."""
         images, sources = tracker.problem.images, tracker.problem.generators()
         for run in range(self.restarts):
             start = images
             if run > 0 or self.random_start:
                 start = (images + random_within(images, epsilon, self.norm, sources)).clamp_(0, 1)
-            self._ascend(start, tracker, epsilon, watch)
+            self._ascend(start, tracker, epsilon, report)
 
-    def _ascend(self, x: Tensor, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def _ascend(self, x: Tensor, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         problem, objective = tracker.problem, OBJECTIVES[self.objective]
         kept = torch.zeros_like(x)
         for t in range(1, self.steps + 1):
             if tracker.finished:
                 return
             query = tracker.query(x)
-            watch(query)
+            report(query)
             if t == self.steps:
                 return
             g = gradient(objective, query, problem, (t - 1) / self.steps)
             kept = self.momentum * kept + unit(g, "l1")
-            x = self.within(x + scale(steepest(kept, self.norm), self.step_size * epsilon), epsilon, problem.images)
+            x = self.project(x + scale(steepest(kept, self.norm), self.step_size * epsilon), epsilon, problem.images)

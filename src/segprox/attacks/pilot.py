@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from segprox.attacks.base import Watch
+from segprox.attacks.base import ProgressReporter
 from segprox.attacks.objectives import OBJECTIVES, gradient
 from segprox.tracker import Tracker
 
@@ -11,7 +11,7 @@ SMALLEST, LARGEST = 1 / 255, 110 / 255  # the radii tried
 UNKNOWN = 24 / 255  # of an image that none of them brings half-way: too much for most networks, enough for robust ones
 
 
-def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
+def halfway_radius(tracker: Tracker, report: ProgressReporter, queries: int) -> Tensor:
     """The linf radius at which sign steps bring an image half of the way from its clean APSR to success, `[B]`.
 
     The radius grows by the same factor from query to query; an image that is half-way asks no more. One that never gets
@@ -19,20 +19,20 @@ def halfway_radius(tracker: Tracker, watch: Watch, queries: int) -> Tensor:
     """
     problem, x = tracker.problem, tracker.problem.images
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
-    part, delta, radius = tracker.part(), torch.zeros_like(x), SMALLEST
-    found = torch.full_like(tracker.best_norm, UNKNOWN)
-    done, half = problem.counted == 0, torch.zeros_like(tracker.best_apsr)
-    part.skipped = done
+    child, delta, radius = tracker.child(), torch.zeros_like(x), SMALLEST
+    found = torch.full_like(tracker.best.norm, UNKNOWN)
+    done, half = problem.counted == 0, torch.zeros_like(tracker.best.apsr)
+    child.skipped = done
     for k in range(queries):
-        if part.finished:
+        if child.finished:
             break
-        query = part.query((x + delta).clamp_(0, 1))
-        watch(query)
+        query = child.query((x + delta).clamp_(0, 1))
+        report(query)
         if k == 0:
             half = (query.apsr + problem.threshold) / 2
         reached = ~done & (query.apsr >= half)
         found, done = torch.where(reached, query.norm, found), done | reached
-        part.skipped = done
+        child.skipped = done
         if k == queries - 1 or bool(done.all()):
             break
         g = gradient(OBJECTIVES["masked-ce"], query, problem, 0.0)

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import sigmoid
 
-from segprox.attacks.base import FIELDS, Attack, Cost, Watch
+from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.schedules import exponential, linear
 from segprox.losses import margin
@@ -19,16 +19,15 @@ from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class PrimalDual(Attack):
+class PrimalDual(MinimalAttack):
     """Descent of the perturbation on `(1 - sum of weights) * norm + sum of weights * softplus(margin)`.
 
     And ascent of lambda, one per pixel, from which the weights come: paper, appendix on PDPGD.
     """
 
-    family: ClassVar[Literal["minimal", "budget"]] = "minimal"
     paper: ClassVar[str] = "Matyasko, Chau, PDPGD: Primal-Dual Proximal Gradient Descent Adversarial Attack, 2021"
 
-    steps: Annotated[int, Field(ge=1, description="N: iterations")] = 500
+    steps: Steps = 500
     step_size: Annotated[float, Field(gt=0, description="of the perturbation, at the start")] = 0.01
     step_decay: Annotated[float, Field(gt=0, le=1, description="of it, by the end (exponential)")] = 0.01
     dual_step_size: Annotated[float, Field(gt=0, description="of lambda, at the start")] = 0.1
@@ -40,11 +39,7 @@ class PrimalDual(Attack):
         "none"
     )
 
-    def cost(self) -> Cost:
-        """N queries."""
-        return Cost(self.steps, self.steps - 1)
-
-    def search(self, tracker: Tracker, watch: Watch) -> None:
+    def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Descend on the perturbation, ascend on the weights."""
         problem, x = tracker.problem, tracker.problem.images
         masking = ConstraintMask(problem, self.masking, self.steps)
@@ -52,7 +47,7 @@ class PrimalDual(Attack):
         delta, adam = torch.zeros_like(x), Adam(x)
         for t in range(1, self.steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))
-            watch(query, constraints=weights.total)
+            report(query, constraints=weights.total)
             if t == self.steps:
                 return
             d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)

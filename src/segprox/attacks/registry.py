@@ -11,7 +11,7 @@ from segprox.attacks.alma_prox import AlmaProx
 from segprox.attacks.anneal import Anneal
 from segprox.attacks.apgd import Apgd
 from segprox.attacks.asma import Asma
-from segprox.attacks.base import Attack, BudgetAttack
+from segprox.attacks.base import Attack, FixedEpsilonAttack
 from segprox.attacks.bisection import Bisection
 from segprox.attacks.dag import Dag
 from segprox.attacks.ddn import Ddn
@@ -24,7 +24,7 @@ from segprox.attacks.sea import Sea
 from segprox.errors import SegproxError
 from segprox.naming import Description, describe_fields, refusal
 
-BISECT = "bisect:"  # before the name of a budget attack: the minimal attack that bisection makes of it
+BISECT = "bisect:"  # before the name of a fixed-epsilon attack: the minimal attack that bisection makes of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ ATTACKS: dict[str, Named] = {
     "pgd-dlr-13x4x10": Named(
         "bisection over PGD on DLR with restarts", Pgd, {**PGD_10, "objective": "dlr"}, bisected=True
     ),
-    "fgsm": Named("one step of the whole budget", Pgd, {"steps": 2, "step_size": 1.0}, paper=GOODFELLOW),
+    "fgsm": Named("one step of length epsilon", Pgd, {"steps": 2, "step_size": 1.0}, paper=GOODFELLOW),
     "i-fgsm": Named("20 steps from the image", Pgd, I_FGSM, paper=KURAKIN),
     "mi-fgsm": Named("the same with momentum", Pgd, {**I_FGSM, "momentum": 1.0}, paper=DONG),
     "pgd": Named("projected gradient ascent on any objective", Pgd),
@@ -106,14 +106,14 @@ PAPER_ATTACKS = (
 
 
 def find_attack(name: str) -> Named:
-    """The entry of that name; `bisect:NAME` is the bisection over a budget attack."""
+    """The entry of that name; `bisect:NAME` is the bisection over a fixed-epsilon attack."""
     plain = name.removeprefix(BISECT)
     if plain not in ATTACKS:
         raise SegproxError(f"there is no attack {name!r}; known are: {', '.join(sorted(ATTACKS))}")
     entry = ATTACKS[plain]
     if not name.startswith(BISECT):
         return entry
-    if entry.bisected or not issubclass(entry.cls, BudgetAttack):
+    if entry.bisected or not issubclass(entry.cls, FixedEpsilonAttack):
         raise SegproxError(f"{plain} is a minimal attack already: there is nothing to bisect")
     return dataclasses.replace(entry, about=f"bisection over {plain}", bisected=True)
 
@@ -140,7 +140,7 @@ def make_attack(name: str, **options: Any) -> Attack:
     outer = {option: options.pop(option) for option in BISECTION_FIELDS if entry.bisected and option in options}
     try:
         attack = entry.cls(**{**entry.fields, **options})
-        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  # a budget one
+        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  #  fixed-epsilon one
     except ValidationError as error:
         raise refusal(error, name) from None
 

@@ -56,7 +56,7 @@ class Rounds:
         self.tracker = tracker
         self.index = torch.zeros_like(tracker.forwards)  # [B]: even in descents, odd in sweeps
         self.age = torch.zeros_like(tracker.forwards)  # [B]: queries of the round
-        self.mark = torch.full_like(tracker.best_norm, torch.inf)  # [B]: the best norm when last looked at
+        self.mark = torch.full_like(tracker.best.norm, torch.inf)  # [B]: the best norm when last looked at
         self.enough = torch.full_like(self.mark, SETTLED)  # [B]: the share of it at which a descent is over
         self.length = torch.full_like(tracker.forwards, sweep)  # [B]: of the next sweep
 
@@ -80,13 +80,13 @@ class Rounds:
         A descent that is `leaping` (bool `[B]`) may be without a success for long: it goes on, and is looked at only
         when it no longer leaps.
         """
-        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0) & self.tracker.success
-        settled = (self.tracker.best_norm > self.enough * self.mark) & ~leaping
+        look = torch.where(self.sweeping, self.age >= self.length, self.age % LOOK == 0) & self.tracker.best.success
+        settled = (self.tracker.best.norm > self.enough * self.mark) & ~leaping
         over = look & (self.sweeping | settled)
-        swept, fruitless = over & self.sweeping, self.tracker.best_norm > IMPROVEMENT * self.mark
+        swept, fruitless = over & self.sweeping, self.tracker.best.norm > IMPROVEMENT * self.mark
         self.enough = torch.where(swept, torch.where(fruitless, EXHAUSTED, SETTLED), self.enough)
         self.length = torch.where(swept, 2 * self.length, self.length)
-        self.mark = torch.where(look, self.tracker.best_norm, self.mark)
+        self.mark = torch.where(look, self.tracker.best.norm, self.mark)
         self.mark = torch.where(leaping & ~self.sweeping, torch.inf, self.mark)
         return over
 
@@ -112,9 +112,9 @@ class Ball:
         self.radius = self.farthest
         self.pace = torch.full_like(self.farthest, rate / 1.5)  # of descents, once there is a success
         self.leap = torch.full_like(self.farthest, LEAP)  # of log radius, after a success of a stiff image
-        self.stiff = torch.zeros_like(tracker.success)  # as of the last success of a descent
+        self.stiff = torch.zeros_like(tracker.best.success)  # as of the last success of a descent
         self.regrown = torch.zeros_like(self.stiff)  # whether the ball has grown since the last success
-        self.missing = torch.ones_like(tracker.best_apsr)  # the share of pixels, a recent mean
+        self.missing = torch.ones_like(tracker.best.apsr)  # the share of pixels, a recent mean
         self.since = torch.ones_like(tracker.forwards)  # queries since the last success, or since the round began
         counted = problem.counted.clamp(min=1)
         self.allowed = ((1 - problem.threshold) * counted).clamp(min=1) / counted
@@ -131,8 +131,8 @@ class Ball:
     def restart(self, over: Tensor, swept: Tensor) -> None:
         """Begin another round where one is over: a descent after a sweep, a sweep after a descent."""
         share = torch.where(swept, INSIDE, LEEWAY)
-        radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best_norm, self.farthest)
-        self.radius = torch.where(over & self.tracker.success, radius, self.radius)
+        radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best.norm, self.farthest)
+        self.radius = torch.where(over & self.tracker.best.success, radius, self.radius)
         self.pace = torch.where(over, GENTLE, self.pace)
         self.leap = torch.where(over, LEAP / 2, self.leap)
         self.regrown = self.regrown & ~over
@@ -144,7 +144,7 @@ class Ball:
 
         Returns by what factor steps should get longer, `[B]`, 1 where they should not.
         """
-        missing, success, known = 1 - query.apsr, query.success, self.tracker.success
+        missing, success, known = 1 - query.apsr, query.success, self.tracker.best.success
         begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
         self.stiff = torch.where(success & ~rounds.sweeping, length < STIFF * self.radius, self.stiff)
         stiff = self.stiff & ~rounds.sweeping
@@ -154,10 +154,10 @@ class Ball:
         short = begun & ~(success | hopeful | rounds.sweeping) & (length < SHORT * self.radius)
         change = torch.where(success, self._shrink(missing, rounds, stiff), self._growth(missing, rounds, stiff))
         change = torch.where(begun & (success | ~hopeful) & ~short, change, 0.0)
-        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best_norm)
+        reached = torch.where(rounds.sweeping, query.norm, self.tracker.best.norm)
         held = torch.where(success & begun, torch.minimum(self.radius, reached), self.radius)
         radius = torch.minimum(held * change.exp().to(held.dtype), self.farthest)
-        radius = torch.where(known & begun, torch.minimum(radius, LEEWAY * self.tracker.best_norm), radius)
+        radius = torch.where(known & begun, torch.minimum(radius, LEEWAY * self.tracker.best.norm), radius)
         grown = torch.where(rounds.sweeping, 1.0, (radius / self.radius).clamp(min=1))
         self.radius = radius
         self.regrown = known & ~success & (self.regrown | (grown > 1))
@@ -187,9 +187,9 @@ class Ball:
     def _growth(self, missing: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
         """The change of log radius where there is no success and no hope, `[B]`: by how many pixels are missing."""
         pace = torch.where(stiff, self.leap.clamp(max=self.rate), self.pace)
-        rate = torch.where(self.tracker.success, pace, self.rate)
+        rate = torch.where(self.tracker.best.success, pace, self.rate)
         rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
-        fastest = FASTEST_GROWTH + torch.where(self.tracker.success, 0.0, HASTE * missing**4)
+        fastest = FASTEST_GROWTH + torch.where(self.tracker.best.success, 0.0, HASTE * missing**4)
         return rate * (missing / self.allowed).log().clamp(min=0).minimum(fastest)
 
 
@@ -198,8 +198,8 @@ class Trust:
 
     def __init__(self, tracker: Tracker, least: float) -> None:
         self.least = least
-        self.length = torch.zeros_like(tracker.best_norm)
-        self.predicted = torch.zeros_like(tracker.best_norm)  # change of the penalty; 0 before the first step
+        self.length = torch.zeros_like(tracker.best.norm)
+        self.predicted = torch.zeros_like(tracker.best.norm)  # change of the penalty; 0 before the first step
         self.penalty: Penalty | None = None
 
     def predict(self, penalty: Penalty, d: Tensor, gradient: Tensor, move: Tensor) -> None:

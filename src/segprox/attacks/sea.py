@@ -1,4 +1,4 @@
-"""SEA: an ensemble of budget attacks of which each image gets the worst."""
+"""SEA: an ensemble of fixed-epsilon attacks of which each image gets the worst."""
 
 from typing import Annotated, ClassVar
 
@@ -7,13 +7,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from segprox.attacks.apgd import Apgd
-from segprox.attacks.base import FIELDS, BudgetAttack, Cost, Watch
+from segprox.attacks.base import FIELDS, Cost, FixedEpsilonAttack, ProgressReporter
 from segprox.attacks.objectives import ObjectiveName
 from segprox.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Sea(BudgetAttack):
+class Sea(FixedEpsilonAttack):
     """APGD on three losses, one after the other; every image keeps the point of highest APSR.
 
     The worst case of the mean IoU is a choice for a whole dataset, not for an image: run the `members` one by one and
@@ -45,7 +45,7 @@ class Sea(BudgetAttack):
         costs = [member.cost() for member in self.members]
         return Cost(sum(cost.forwards for cost in costs), sum(cost.backwards for cost in costs))
 
-    def spend(self, tracker: Tracker, epsilon: Tensor, watch: Watch) -> None:
+    def run_within(self, tracker: Tracker, epsilon: Tensor, report: ProgressReporter) -> None:
         """Member after member, in balls of radius `epsilon` `[B]`."""
         for member in self.members:
-            member.spend(tracker, epsilon, watch)
+            member.run_within(tracker, epsilon, report)

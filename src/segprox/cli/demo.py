@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 import typer
 
-from segprox.attacks import BudgetAttack, make_attack
+from segprox.attacks import FixedEpsilonAttack, make_attack
 from segprox.cli.base import app, assignments, check_writable, labelled, out, progress_bar, writing_to
 from segprox.data import class_index, load_dataset
 from segprox.errors import SegproxError
@@ -87,9 +87,9 @@ def audit(
     model: Annotated[str, typer.Option(help="See: segprox list models.")] = "demo-robust",
     dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
     limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
-    epsilon: Annotated[str, typer.Option(help="The budget, such as 8/255.")] = "8/255",
+    epsilon: Annotated[str, typer.Option(help="The largest perturbation, such as 8/255.")] = "8/255",
     minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
-    budget: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
+    fixed: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Make every pixel this class.")] = None,
 ) -> None:
     """Attack each image twice, by attacks of two families, and say where one missed what the other found.
@@ -98,8 +98,8 @@ def audit(
     rests on that one would be wrong.
     """
     torch.set_num_threads(1)
-    first, second = make_attack(minimal), make_attack(budget, epsilon=epsilon)
-    assert isinstance(second, BudgetAttack)  # others have no epsilon
+    first, second = make_attack(minimal), make_attack(fixed, epsilon=epsilon)
+    assert isinstance(second, FixedEpsilonAttack)  # others have no epsilon
     segmenter, data = load_model(model), load_dataset(dataset)
     goal = None if target is None else class_index(target, data.classes)
     count, findings = min(limit, len(data)), []
@@ -113,7 +113,7 @@ def audit(
             )
             findings.append(finding)
             bar.update(task, completed=(i + 1) * (first.cost().forwards + second.cost().forwards))
-    out.print(audit_table(findings, minimal, budget, first.norm))
+    out.print(audit_table(findings, minimal, fixed, first.norm))
     robust, weak = sum(f.robust for f in findings), sum(f.too_weak is not None for f in findings)
     out.print(f"{robust} of {count} images withstood both attacks. The attacks disagree on {weak}.", highlight=False)
     if weak:

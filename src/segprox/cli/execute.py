@@ -22,7 +22,7 @@ from segprox.errors import SegproxError
 from segprox.report.units import Unit
 from segprox.run.engines import Engine, Local, Processes, Ray
 from segprox.run.evaluate import Evaluation, Event, validate
-from segprox.run.record import Failure, Record
+from segprox.run.record import ImageError, Record
 
 
 class EngineName(StrEnum):
@@ -53,7 +53,7 @@ class Means:
 
 
 def carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
-    """Do an evaluation, or say what it would be, and exit with 1 if an image failed."""
+    """Do an evaluation, or say what it would be, and exit with 1 if an image could not be attacked."""
     torch.set_num_threads(means.threads)
     validate(evaluation.runs)
     if dry_run:
@@ -63,12 +63,13 @@ def carry_out(evaluation: Evaluation, means: Means, dry_run: bool) -> None:
     with _stoppable(means.log):
         _follow(evaluation, means)
     statuses = evaluation.status()
-    failed = sum(status.failed for status in statuses)
+    errors = sum(status.errors for status in statuses)
     if means.log is Log.BAR:
         print_statuses(statuses)
-    facts = {"out": str(evaluation.out), "failed": failed}
-    if failed:
-        message = f"{failed} images failed; {evaluation.out}/*/records.jsonl says why, --retry-failed tries them again"
+    facts = {"out": str(evaluation.out), "errors": errors}
+    if errors:
+        why = f"{evaluation.out}/*/records.jsonl says why, --retry-errors tries them again"
+        message = f"{errors} images could not be attacked; {why}"
         _tell(means.log, message, "finished", **facts)
         raise typer.Exit(1)
     _tell(means.log, f"Results are in {evaluation.out.as_posix()}/", "finished", **facts)
@@ -149,7 +150,9 @@ def _report(event: Event, log: Log, bar: Progress) -> None:
             facts |= {"reason": record.reason}
         print(json.dumps({**facts, "time": time.time()}), flush=True)
     elif log is Log.BAR:
-        if isinstance(record, Failure):
-            bar.console.print(f"{record.image} failed: {record.reason}", highlight=False, markup=False, style="red")
+        if isinstance(record, ImageError):
+            bar.console.print(
+                f"{record.image} could not be attacked: {record.reason}", highlight=False, markup=False, style="red"
+            )
         if len(status.records) == status.total:
             bar.console.print(f"{status.run.title}: {summary(status)}", highlight=False, markup=False)

@@ -109,10 +109,10 @@ def _table_of_memory(name: str, height: int, width: int) -> Table:
         table.add_column(heading, justify="left" if heading == "gradient" else "right")
     held: dict[str, int] = {}
     beside = 0
-    for kind in ("plain", "lean", "lean, blocks again"):
+    for kind in ("plain", "lean", "lean, recompute"):
         network = load_model(name, device="cpu")
         if kind != "plain":
-            make_lean(network, again="again" in kind)
+            make_lean(network, recompute="recompute" in kind)
         with torch.no_grad():
             classes = network.logits(torch.rand(1, 3, 64, 64)).shape[1]
         network = network.to("meta")
@@ -165,7 +165,7 @@ def _list_models() -> None:
 def _list_attacks() -> None:
     titles = {
         "minimal": "Minimal attacks: the smallest perturbation that succeeds",
-        "budget": "Budget attacks: the most damage within epsilon",
+        "fixed-epsilon": "Fixed-epsilon attacks: the most damage within epsilon",
     }
     for family, title in titles.items():
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -181,7 +181,8 @@ def _list_attacks() -> None:
         out.print(table)
     out.print("Forwards and backwards: the most that an attack with its default fields asks of the model, per image.")
     out.print(
-        "bisect:NAME makes a minimal attack of a budget attack. Fields: segprox attacks show NAME", highlight=False
+        "bisect:NAME makes a minimal attack of a fixed-epsilon attack. Fields: segprox attacks show NAME",
+        highlight=False,
     )
 
 

@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
     results = load_results(folders)
-    if not any(result.records or result.failures for result in results):
+    if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
     check_writable(out_dir)
     groups = group_runs(results)

@@ -27,8 +27,8 @@ SaveOption = Annotated[
         "--save", help="Keep float (safetensors, lossless), png (8-bit), preview (small pictures; the default); repeat."
     ),
 ]
-BudgetOption = Annotated[
-    int | None, typer.Option("--budget", min=1, help="Most forwards plus backwards per image, for any attack.")
+MaxQueriesOption = Annotated[
+    int | None, typer.Option("--max-queries", min=1, help="Most forwards plus backwards per image, for any attack.")
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, ...; with --workers a list such as cuda:0,cuda:1.")]
 PrecisionOption = Annotated[
@@ -39,7 +39,7 @@ WorkersOption = Annotated[int, typer.Option(min=1, help="Processes on this machi
 AddressOption = Annotated[str | None, typer.Option(help="Of the Ray cluster, such as auto; a new one if left out.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="Of each worker. More change the last digits of results.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="Images of one size attacked together: for GPUs.")]
-RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try images that failed before again.")]
+RetryOption = Annotated[bool, typer.Option("--retry-errors", help="Try images again that could not be attacked.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
 LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]
 LeanOption = Annotated[
@@ -66,7 +66,7 @@ def evaluate(
     limit: LimitOption = None,
     threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Of random starts.")] = 0,
-    budget: BudgetOption = None,
+    max_queries: MaxQueriesOption = None,
     save: SaveOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -79,7 +79,7 @@ def evaluate(
     address: AddressOption = None,
     threads: ThreadsOption = 1,
     batch: BatchOption = 1,
-    retry_failed: RetryOption = False,
+    retry_errors: RetryOption = False,
     dry_run: DryOption = False,
     log: LogOption = Log.BAR,
 ) -> None:
@@ -98,14 +98,14 @@ def evaluate(
     options |= {} if lean else {"lean": False}
     options |= {"channels_last": True} if channels_last else {}
     settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, budget=budget,
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
         save=tuple(save or ["preview"]), model_options=options,
     )  # fmt: skip
     grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
     runs = Spec(grids=(grid,), settings=settings).runs()
     torch.use_deterministic_algorithms(deterministic)
     means = Means(engine, workers, address, threads, devices, log)
-    carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
+    carry_out(Evaluation(runs, out_dir, batch, retry_errors), means, dry_run)
 
 
 @app.command()
@@ -113,7 +113,7 @@ def run(
     spec: Annotated[Path, typer.Argument(help="A YAML file; segprox spec example prints one.")],
     out_dir: OutOption,
     limit: LimitOption = None,
-    budget: BudgetOption = None,
+    max_queries: MaxQueriesOption = None,
     save: SaveOption = None,
     device: DeviceOption = None,
     lean: LeanOption = True,
@@ -122,7 +122,7 @@ def run(
     address: AddressOption = None,
     threads: ThreadsOption = 1,
     batch: BatchOption = 1,
-    retry_failed: RetryOption = False,
+    retry_errors: RetryOption = False,
     dry_run: DryOption = False,
     log: LogOption = Log.BAR,
 ) -> None:
@@ -132,14 +132,14 @@ def run(
     """
     content = Spec.read(spec)
     devices = device.split(",") if device else []
-    changes: dict[str, Any] = {"limit": limit, "budget": budget, "save": tuple(save) if save else None}
+    changes: dict[str, Any] = {"limit": limit, "max_queries": max_queries, "save": tuple(save) if save else None}
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
     options = settings.model_options | ({"device": devices[0]} if devices else {}) | ({} if lean else {"lean": False})
     settings = dataclasses.replace(settings, model_options=options)
     runs = dataclasses.replace(content, settings=settings).runs()
     means = Means(engine, workers, address, threads, devices, log)
-    carry_out(Evaluation(runs, out_dir, batch, retry_failed), means, dry_run)
+    carry_out(Evaluation(runs, out_dir, batch, retry_errors), means, dry_run)
 
 
 @app.command("spec")

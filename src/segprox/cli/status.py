@@ -22,7 +22,7 @@ from segprox.run.worker import prepare
 def summary(status: Status) -> str:
     """A run in a line."""
     middle, broken = _found(status)
-    return f"median {middle}, {broken} broken" + (f", {status.failed} failed" if status.failed else "")
+    return f"median {middle}, {broken} broken" + (f", {status.errors} errors" if status.errors else "")
 
 
 def _found(status: Status) -> tuple[str, str]:
@@ -38,10 +38,10 @@ def _found(status: Status) -> tuple[str, str]:
 def print_statuses(statuses: Sequence[Status]) -> None:
     """How far runs are and what they found."""
     rows = [
-        (status.run, (f"{len(status.records)}/{status.total}", str(status.failed), *_found(status)))
+        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), *_found(status)))
         for status in statuses
     ]
-    print_runs(rows, "images", "failed", "median", "broken")
+    print_runs(rows, "images", "errors", "median", "broken")
     out.print(
         "Medians are of linf in 255ths, or of the norm that is named; an image that was not broken counts as 255/255, "
         "or as infinite.",
@@ -72,7 +72,7 @@ def print_plan(evaluation: Evaluation) -> None:
         if name not in timed:
             with suppress(SegproxError):  # an image that cannot be read tells nothing
                 timed[name] = time_model(prepare(status.run))
-    estimates = [estimate(status, timed, evaluation.retry_failed) for status in statuses]
+    estimates = [estimate(status, timed, evaluation.retry_errors) for status in statuses]
     rows = []
     for found in estimates:
         longest = "unknown" if found.seconds is None else str(timedelta(seconds=round(found.seconds)))

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from segprox.data.ade20k import Ade20k
-from segprox.data.base import Dataset, Sample, Source, with_own_labels
+from segprox.data.base import Dataset, DatasetSource, Sample, with_own_labels
 from segprox.data.camvid import CamVid
 from segprox.data.cityscapes import Cityscapes
 from segprox.data.folder import Folder, Images
@@ -16,7 +16,7 @@ from segprox.data.voc import Voc
 from segprox.errors import SegproxError
 from segprox.naming import Name, checked
 
-DATASETS: dict[str, type[Source]] = {
+DATASETS: dict[str, type[DatasetSource]] = {
     "ade20k": Ade20k,
     "camvid": CamVid,
     "cityscapes": Cityscapes,
@@ -31,8 +31,8 @@ DATASETS: dict[str, type[Source]] = {
 __all__ = [
     "DATASETS",
     "Dataset",
+    "DatasetSource",
     "Sample",
-    "Source",
     "StreetScenes",
     "Target",
     "class_index",
@@ -92,7 +92,7 @@ def published_length(name: str) -> int | None:
     return len(range(source.published[split])[slice_of(parsed.options.get("subset", ":"))])
 
 
-def describe(source: type[Source]) -> dict[str, str]:
+def describe(source: type[DatasetSource]) -> dict[str, str]:
     """The options of a source with their defaults, as text; the folder it is in is no option.
 
     Example:

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, colours
 from segprox.data.files import read_coded, read_text
-from segprox.data.listing import Entry, Pictures, PictureSource, first_folder, pictures_in
+from segprox.data.listing import Entry, PictureDataset, PictureSource, first_folder, pictures_in
 from segprox.errors import SegproxError
 
 COUNT = 150
@@ -26,14 +26,16 @@ class Ade20k(PictureSource):
 
     split: Annotated[str, Field(description="training or validation")] = "validation"
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find the images of the split."""
         home = first_folder([self.root, self.root / "ADEChallengeData2016"], "annotations", "ADE20K")
         labels = home / "annotations" / self.split
         images = pictures_in(home / "images" / self.split)
         entries = [Entry(image.stem, image, labels / f"{image.stem}.png") for image in images]
         read = partial(read_coded, meaning=MEANING)
-        return Pictures(self.choose(entries), class_names(home / "objectInfo150.txt"), colours(COUNT), read, self.size)
+        return PictureDataset(
+            self.choose(entries), class_names(home / "objectInfo150.txt"), colours(COUNT), read, self.size
+        )
 
 
 def class_names(path: Path) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> Sample: ...
 
 
-class Source(ABC):
+class DatasetSource(ABC):
     """Where datasets come from: a frozen dataclass whose fields are the options after the ? of a dataset's name."""
 
     layout: ClassVar[str]  # what is read, in a few words

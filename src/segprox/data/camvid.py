@@ -7,8 +7,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, Colour
-from segprox.data.files import Labels, Place, colour_code, read_coded, read_colours, recode
-from segprox.data.listing import Entry, Pictures, PictureSource, pictures_in, read_list
+from segprox.data.files import ImageLocation, Labels, colour_code, read_coded, read_colours, recode
+from segprox.data.listing import Entry, PictureDataset, PictureSource, pictures_in, read_list
 from segprox.errors import SegproxError
 
 # The published colours, grouped into the eleven classes that are commonly evaluated; the first of each is the class's.
@@ -54,10 +54,10 @@ class CamVid(PictureSource):
         Field(description="train, val or test (the default), or a list SPLIT.txt in the root of the original layout"),
     ] = None
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find out which layout it is, and the files."""
         if (self.root / STILLS).is_dir():
-            return Pictures(self.choose(self._published()), CLASSES, PALETTE, read_colour_label, self.size)
+            return PictureDataset(self.choose(self._published()), CLASSES, PALETTE, read_colour_label, self.size)
         split = self.split or "test"
         labels = self.root / f"{split}annot"
         if not labels.is_dir():
@@ -65,7 +65,9 @@ class CamVid(PictureSource):
                 f"there is neither {labels} nor {self.root / STILLS}; check the root and split of CamVid"
             )
         entries = [Entry(image.stem, image, labels / f"{image.stem}.png") for image in pictures_in(self.root / split)]
-        return Pictures(self.choose(entries), CLASSES, PALETTE, partial(read_coded, meaning=FROM_INDEX), self.size)
+        return PictureDataset(
+            self.choose(entries), CLASSES, PALETTE, partial(read_coded, meaning=FROM_INDEX), self.size
+        )
 
     def _published(self) -> list[Entry]:
         images = {image.stem: image for image in pictures_in(self.root / STILLS)}
@@ -79,6 +81,6 @@ class CamVid(PictureSource):
         ]
 
 
-def read_colour_label(place: Place) -> Labels:
+def read_colour_label(place: ImageLocation) -> Labels:
     """Labels `[H, W]` from the published colours."""
     return recode(read_colours(place), FROM_COLOUR, place, coloured=True)

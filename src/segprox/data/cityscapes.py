@@ -10,8 +10,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, Colour
-from segprox.data.files import Labels, Place, read_index, read_text, recode
-from segprox.data.listing import Entry, Pictures, PictureSource, first_folder, pictures_in
+from segprox.data.files import ImageLocation, Labels, read_index, read_text, recode
+from segprox.data.listing import Entry, PictureDataset, PictureSource, first_folder, pictures_in
 from segprox.errors import SegproxError
 
 PALETTE_BY_CLASS: dict[str, Colour] = {
@@ -50,7 +50,7 @@ class Cityscapes(PictureSource):
         Field(description="the kind of label files; auto takes the first kind there is"),
     ] = "auto"
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find the images of all cities of the split."""
         folder = first_folder([self.root], "leftImg8bit", "Cityscapes") / "leftImg8bit" / self.split
         if not folder.is_dir():
@@ -60,7 +60,7 @@ class Cityscapes(PictureSource):
             for image in pictures_in(city, "_leftImg8bit"):
                 name = image.stem.removesuffix("_leftImg8bit")
                 entries.append(Entry(name, image, self._label(city.name, name)))
-        return Pictures(self.choose(entries), CLASSES, tuple(PALETTE_BY_CLASS.values()), read_label, self.size)
+        return PictureDataset(self.choose(entries), CLASSES, tuple(PALETTE_BY_CLASS.values()), read_label, self.size)
 
     def _label(self, city: str, name: str) -> Path:
         kinds = list(ENDINGS) if self.labels == "auto" else [self.labels]
@@ -69,7 +69,7 @@ class Cityscapes(PictureSource):
         return next((file for file in files if file.is_file()), files[0])
 
 
-def read_label(place: Place) -> Labels:
+def read_label(place: ImageLocation) -> Labels:
     """Train ids `[H, W]` from any of the three kinds of files."""
     assert isinstance(place, Path)
     if place.suffix == ".json":

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, Colour, colours
 from segprox.data.files import read_coded, read_index, read_text
-from segprox.data.listing import Entry, Pictures, PictureSource
+from segprox.data.listing import Entry, PictureDataset, PictureSource
 from segprox.errors import SegproxError
 from segprox.naming import checked
 
@@ -66,7 +66,7 @@ class OpenClassSource(PictureSource):
         bool | None, Field(description="whether 0 is no class and the first class is 1, as in ADE20K")
     ] = None
 
-    def pictures(self, entries: tuple[Entry, ...]) -> Pictures:
+    def pictures(self, entries: tuple[Entry, ...]) -> PictureDataset:
         """The dataset of these entries; without any word on classes their labels are read for the largest one."""
         said = _class_file(self.root / FILE)
         first = int(said.reduce_labels if self.reduce_labels is None else self.reduce_labels)
@@ -84,7 +84,7 @@ class OpenClassSource(PictureSource):
         meaning = {**{k + first: k for k in range(len(names))}, **dict.fromkeys(ignored, void)}
         if first:
             meaning[0] = void
-        return Pictures(entries, names, palette, partial(read_coded, meaning=meaning), self.size, (void,))
+        return PictureDataset(entries, names, palette, partial(read_coded, meaning=meaning), self.size, (void,))
 
 
 def _class_file(path: Path) -> ClassFile:

@@ -1,4 +1,4 @@
-"""Pictures: reading images and labels, and changing their size."""
+"""PictureDataset: reading images and labels, and changing their size."""
 
 import re
 import struct
@@ -24,17 +24,17 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-class Cell(Protocol):
+class StoredImage(Protocol):
     """A picture that is no file of its own; its text says where it is."""
 
     def picture(self) -> Image.Image:
         """Decode it."""
 
 
-Place = Path | Cell
+ImageLocation = Path | StoredImage
 
 
-def read_image(place: Place) -> Image.Image:
+def read_image(place: ImageLocation) -> Image.Image:
     """An 8-bit RGB picture of whatever kind of picture is there.
 
     EXIF orientation is left alone: labels are drawn on the pixels as they are stored, and a turned image would not lie
@@ -53,7 +53,7 @@ def read_image(place: Place) -> Image.Image:
     return picture.convert("RGB")
 
 
-def read_index(place: Place) -> Labels:
+def read_index(place: ImageLocation) -> Labels:
     """A map of class numbers `[H, W]`, as it is stored: grey or palette, 8 or 16 bits."""
     picture = _loaded(place)
     if picture.mode not in ("1", "L", "P", *SIXTEEN_BIT):
@@ -65,12 +65,12 @@ def read_index(place: Place) -> Labels:
     return index
 
 
-def is_coloured(place: Place) -> bool:
+def is_coloured(place: ImageLocation) -> bool:
     """Whether a picture has colours of its own, not a number per pixel."""
     return _loaded(place).mode in ("RGB", "RGBA")
 
 
-def read_colours(place: Place) -> Labels:
+def read_colours(place: ImageLocation) -> Labels:
     """A colour picture as numbers `[H, W]`, see `colour_code`."""
     red, green, blue = np.moveaxis(np.array(_loaded(place).convert("RGB")).astype(np.int32), 2, 0)
     codes: Labels = red << 16 | green << 8 | blue
@@ -83,7 +83,7 @@ def colour_code(colour: tuple[int, int, int]) -> int:
     return red << 16 | green << 8 | blue
 
 
-def recode(stored: Labels, meaning: Mapping[int, int], place: Place, *, coloured: bool = False) -> Labels:
+def recode(stored: Labels, meaning: Mapping[int, int], place: ImageLocation, *, coloured: bool = False) -> Labels:
     """Stored values as labels; a value without a meaning is refused.
 
     Args:
@@ -104,7 +104,7 @@ def recode(stored: Labels, meaning: Mapping[int, int], place: Place, *, coloured
     return labels
 
 
-def read_coded(place: Place, meaning: Mapping[int, int]) -> Labels:
+def read_coded(place: ImageLocation, meaning: Mapping[int, int]) -> Labels:
     """Labels `[H, W]` from a map of class numbers that mean something else, see `recode`."""
     return recode(read_index(place), meaning, place)
 
@@ -165,7 +165,7 @@ def read_text(path: Path) -> str:
         raise SegproxError(f"cannot read {path}: {error}") from None
 
 
-def _loaded(place: Place) -> Image.Image:
+def _loaded(place: ImageLocation) -> Image.Image:
     try:
         if not isinstance(place, Path):
             return place.picture()

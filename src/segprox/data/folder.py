@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS
 from segprox.data.classes import FILE, OpenClassSource
-from segprox.data.listing import Entry, Pictures, PictureSource, pictures_in
+from segprox.data.listing import Entry, PictureDataset, PictureSource, pictures_in
 from segprox.errors import SegproxError
 
 
@@ -19,7 +19,7 @@ class Folder(OpenClassSource):
 
     split: Annotated[str, Field(description="a folder within images and labels")] = ""
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find the images."""
         labels = self.root / "labels" / self.split
         if not labels.is_dir():
@@ -34,7 +34,7 @@ class Images(PictureSource):
 
     layout: ClassVar[str] = "a folder of images without labels; the model's own predictions take their place"
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find the images."""
         entries = [Entry(image.stem, image) for image in pictures_in(self.root)]
-        return Pictures(self.choose(entries), classes=(), palette=(), read_label=None, size=self.size)
+        return PictureDataset(self.choose(entries), classes=(), palette=(), read_label=None, size=self.size)

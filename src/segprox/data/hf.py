@@ -11,14 +11,14 @@ from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS
 from segprox.data.classes import OpenClassSource
-from segprox.data.listing import Entry, Pictures
+from segprox.data.listing import Entry, PictureDataset
 from segprox.errors import SegproxError
 
 LABELS = ("label", "annotation", "semantic_segmentation")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class RowImage:
     """A picture in a table."""
 
     table: Any  # of one column, so that no other is decoded
@@ -47,7 +47,7 @@ class HfDataset(OpenClassSource):
     image: Annotated[str, Field(description="the column of images")] = "image"
     label: Annotated[str, Field(description=f"the column of labels; auto is the first of {', '.join(LABELS)}")] = "auto"
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Open the table."""
         table = self._split(_load(self.root))
         columns = list(table.column_names)
@@ -59,7 +59,7 @@ class HfDataset(OpenClassSource):
                 )
         images, labels = table.select_columns([self.image]), table.select_columns([label])
         entries = [
-            Entry(f"row-{i:06d}", Cell(images, i, self.image, self.root), Cell(labels, i, label, self.root))
+            Entry(f"row-{i:06d}", RowImage(images, i, self.image, self.root), RowImage(labels, i, label, self.root))
             for i in range(len(table))
         ]
         return self.pictures(self.choose(entries))

@@ -12,8 +12,8 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as options_class
 
-from segprox.data.base import OPTIONS, VOID, Colour, Sample, Source
-from segprox.data.files import Labels, Place, SizeRule, read_image, read_text, to_labels, to_tensor
+from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
+from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, read_text, to_labels, to_tensor
 from segprox.errors import SegproxError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -23,18 +23,18 @@ class Entry(NamedTuple):
     """A sample that has not been read."""
 
     name: str
-    image: Place
-    label: Place | None = None
+    image: ImageLocation
+    label: ImageLocation | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class PictureDataset:
     """A dataset of pictures, read one at a time."""
 
     entries: tuple[Entry, ...]
     classes: tuple[str, ...]
     palette: tuple[Colour, ...]
-    read_label: Callable[[Place], Labels] | None  # None: the pictures have no labels
+    read_label: Callable[[ImageLocation], Labels] | None  # None: the pictures have no labels
     size: str = "native"
     ignore: tuple[int, ...] = (VOID,)
 
@@ -120,7 +120,7 @@ Root = Annotated[Path, AfterValidator(_check_root), Field(description="the folde
 
 
 @options_class(frozen=True, kw_only=True, config=OPTIONS)
-class PictureSource(Source):
+class PictureSource(DatasetSource):
     """A source of pictures in a folder, with the options that all of them have."""
 
     root: Root

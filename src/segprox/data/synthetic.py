@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from pydantic import Field
 from pydantic.dataclasses import dataclass as options_class
 
-from segprox.data.base import OPTIONS, VOID, Colour, Sample, Source
+from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
 
 CLASSES = ("sky", "building", "tree", "road", "sidewalk", "car", "person", "pole")
 PALETTE: tuple[Colour, ...] = (
@@ -73,7 +73,7 @@ class StreetScenes:
 
 
 @options_class(frozen=True, kw_only=True, config=OPTIONS)
-class Demo(Source):
+class Demo(DatasetSource):
     """The embedded street scenes by name."""
 
     layout: ClassVar[str] = "embedded street scenes of 256 x 128 pixels; no folder needed"

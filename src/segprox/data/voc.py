@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, colours
 from segprox.data.files import SizeRule, read_coded
-from segprox.data.listing import Entry, Pictures, PictureSource, first_folder, read_list
+from segprox.data.listing import Entry, PictureDataset, PictureSource, first_folder, read_list
 
 CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -34,7 +34,7 @@ class Voc(PictureSource):
     ] = "auto"
     size: SizeRule = "short-512"  # as in the paper
 
-    def open(self) -> Pictures:
+    def open(self) -> PictureDataset:
         """Find the files of the split."""
         places = [self.root, self.root / "VOC2012", self.root / "VOCdevkit" / "VOC2012"]
         home = first_folder(places, "ImageSets/Segmentation", "Pascal VOC")
@@ -44,6 +44,6 @@ class Voc(PictureSource):
             labels = [home / folder / f"{name}.png" for folder in folders]
             label = next((path for path in labels if path.is_file()), labels[0])
             entries.append(Entry(name, home / "JPEGImages" / f"{name}.jpg", label))
-        return Pictures(
+        return PictureDataset(
             self.choose(entries), CLASSES, colours(len(CLASSES)), partial(read_coded, meaning=MEANING), self.size
         )

@@ -68,8 +68,8 @@ def load_model(name: str, **options: Any) -> Segmenter:
     if not isinstance(made, Segmenter):
         if parsed.source != "python":  # libraries build networks in train mode; a user's own may say something by it
             made.module.eval()
-        feeding = {**made.feeding, **chosen.feeding(), "channels_last": chosen.channels_last}
-        made = Segmenter(made.module, class_names=made.class_names, **feeding)
+        preprocessing = {**made.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}
+        made = Segmenter(made.module, class_names=made.class_names, **preprocessing)
     return _settled(made, chosen)
 
 
@@ -94,7 +94,9 @@ def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
 
 def _make_lean(segmenter: Segmenter, options: ModelOptions) -> None:
     """As the option says: what is asked for by name must come true."""
-    made = make_lean(segmenter, again=options.lean == "again", at_least=AUTO_BYTES if options.lean == "auto" else 0)
+    made = make_lean(
+        segmenter, recompute=options.lean == "recompute", at_least=AUTO_BYTES if options.lean == "auto" else 0
+    )
     if options.lean != "auto" and math.isnan(made.error):
         raise SegproxError(
             "lean: this network cannot take the small random image on which its gradients are checked; leave the "

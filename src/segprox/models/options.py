@@ -41,7 +41,7 @@ class ModelOptions:
         Field(description="file of weights, or `random` for untrained ones"),
         BeforeValidator(_path_text),
     ] = None
-    classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
+    num_classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
     device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
     precision: Annotated[
         Precision, Field(description="of the network; successes are verified in float32 whatever it is")
@@ -49,10 +49,10 @@ class ModelOptions:
     channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
     compile: Annotated[bool, Field(description="torch.compile the network")] = False
     lean: Annotated[
-        bool | Literal["auto", "again"],
+        bool | Literal["auto", "recompute"],
         Field(
-            description="hold only what the image's gradient needs; auto: if that is much less; again: even less, by "
-            "computing blocks again; not with compile"
+            description="hold only what the image's gradient needs; auto: if that is much less; recompute: even less, "
+            "by computing blocks again in the backward; not with compile"
         ),
     ] = False
     fold: Annotated[bool, Field(description="multiply batch norms into the convolutions before them")] = False
@@ -75,7 +75,7 @@ class ModelOptions:
         """The file of weights that was asked for."""
         return None if self.checkpoint is None or self.random else Path(self.checkpoint).expanduser()
 
-    def feeding(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, Any]:
         """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""
         names = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "binary", "output")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

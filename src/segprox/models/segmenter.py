@@ -26,7 +26,7 @@ class Segmenter(nn.Module):
         mean, std: normalisation per channel, in the units the network was trained with (after `scale_255`).
         bgr: the network expects blue first.
         scale_255: the network expects values in 0..255.
-        classes: keep these channels of the output only, in this order.
+        channels: keep these channels of the output only, in this order.
         binary: the network has one output channel, the logit (or probability) of class 1; it is seen as two logits.
         output: what the network returns: `logits`; `probabilities`, which are turned into logits by a logarithm; or
             `auto`, logits too, but refused if they look like probabilities.
@@ -55,7 +55,7 @@ class Segmenter(nn.Module):
         std: Sequence[float] = (1.0,),
         bgr: bool = False,
         scale_255: bool = False,
-        classes: Sequence[int] | None = None,
+        channels: Sequence[int] | None = None,
         binary: bool = False,
         output: OutputKind = "auto",
         multiple: int = 1,
@@ -77,7 +77,7 @@ class Segmenter(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=dtype, device=like.device).view(-1, 1, 1), False)
         self.register_buffer("std", torch.tensor(std, dtype=dtype, device=like.device).view(-1, 1, 1), False)
         self.bgr, self.scale_255, self.binary, self.output = bgr, scale_255, binary, output
-        self.classes = None if classes is None else list(classes)
+        self.channels = None if channels is None else list(channels)
         self.multiple, self.resize, self.channels_last = multiple, resize, channels_last
         self.class_names = tuple(class_names)
         self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
@@ -114,10 +114,12 @@ class Segmenter(nn.Module):
         with self.operations, lower:
             outputs = self._unwrap(self.model(prepared))
         outputs = outputs.to(images.dtype)  # attacks compute in one precision, whatever the network's is
-        if self.classes is not None:
-            if max(self.classes) >= outputs.shape[1]:
-                raise SegproxError(f"classes {self.classes} do not fit a model with {outputs.shape[1]} output channels")
-            outputs = outputs[:, self.classes]
+        if self.channels is not None:
+            if max(self.channels) >= outputs.shape[1]:
+                raise SegproxError(
+                    f"channels {self.channels} do not fit a model with {outputs.shape[1]} output channels"
+                )
+            outputs = outputs[:, self.channels]
         outputs = self._fit(self._as_logits(outputs), prepared.shape[2:], images.shape[2:])
         if outputs.shape[1] < 2:
             raise SegproxError(
@@ -139,7 +141,7 @@ class Segmenter(nn.Module):
             "network": type(self.model).__name__,
             "mean": self.mean.flatten().tolist(),
             "std": self.std.flatten().tolist(),
-            "classes": self.classes,
+            "channels": self.channels,
             "precision": str(self.autocast or self.mean.dtype),
             **{name: getattr(self, name) for name in ("bgr", "scale_255", "binary", "output", "multiple", "resize")},
         }

@@ -22,8 +22,8 @@ from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))
-COUNTS = (Column("images", "d"), Column("failed", "d"))
-FAILED = "Failed: images that could not be attacked; they are in no other number."
+COUNTS = (Column("images", "d"), Column("errors", "d"))
+ERRORS = "Errors: images that could not be attacked; they are in no other number."
 COMMON = "On the images that all attacks of a group have."
 Lines = tuple[tuple[Value, ...], ...]
 Summaries = dict[tuple[str, str, str], dict[str, Summary]]  # by the names of a group, by attack
@@ -53,7 +53,7 @@ def _named(table: Table, unit: Unit) -> Table:
 
 
 def _not_broken(unit: Unit) -> str:
-    return f"Norms are {unit.name}; an image that was not broken counts as {unit.failed_text}."
+    return f"Norms are {unit.name}; an image that was not broken counts as {unit.unbroken_text}."
 
 
 def _norms(unit: Unit, chosen: Summaries, name: str) -> Table:
@@ -67,20 +67,20 @@ def _norms(unit: Unit, chosen: Summaries, name: str) -> Table:
         for attack, line in zip(attacks, cells):
             line += _norm_cells(unit, runs.get(attack))
     rows = tuple(tuple(line) for line in cells)
-    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (_not_broken(unit), FAILED))
+    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (_not_broken(unit), ERRORS))
 
 
 def _norm_cells(unit: Unit, summary: Summary | None) -> list[Value]:
     if summary is None:
         return [None] * 3
-    failed = f", {summary.failures} failed" if summary.failures else ""
-    return [summary.median * unit.factor, summary.mean * unit.factor, f"{summary.broken} of {summary.images}{failed}"]
+    errors = f", {summary.errors} errors" if summary.errors else ""
+    return [summary.median * unit.factor, summary.mean * unit.factor, f"{summary.broken} of {summary.images}{errors}"]
 
 
 def _long(known: Summaries, cells: Callable[[Summary], Sequence[Value]]) -> Lines:
     """A line for each run."""
     return tuple(
-        (*names, label, summary.images, summary.failures, *cells(summary))
+        (*names, label, summary.images, summary.errors, *cells(summary))
         for names, runs in known.items()
         for label, summary in runs.items()
     )
@@ -105,7 +105,7 @@ def _summary(unit: Unit, known: Summaries) -> Table:
     interval = "low and high: 95 % bootstrap interval of the median. " + (
         "l2, l1 and APSR are medians." if others else "APSR is a median."
     )
-    notes = (_not_broken(unit), FAILED, interval)
+    notes = (_not_broken(unit), ERRORS, interval)
     return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 
@@ -116,7 +116,7 @@ def _accuracy(known: Summaries) -> Table:
     heads = (("clean accuracy", None), ("attacked accuracy", "min"), ("clean mIoU", None), ("attacked mIoU", "min"))
     columns = [Column(head, ".2%", "min" if best else None) for head, best in heads]
     note = "Of pixels, and pooled over images, against the labels; attacked: at what was found, broken or not."
-    return _table("accuracy", "Before and after the attack", columns, _long(known, cells), note, FAILED)
+    return _table("accuracy", "Before and after the attack", columns, _long(known, cells), note, ERRORS)
 
 
 def _rounded(unit: Unit, known: Summaries) -> Table:
@@ -129,7 +129,7 @@ def _rounded(unit: Unit, known: Summaries) -> Table:
         Column("median, 8 bits", ".2f", "min"), Column("mean", ".2f"), Column("mean, 8 bits", ".2f", "min"),
     ]  # fmt: skip
     note = "8 bits: the same perturbed images with every value rounded to a multiple of 1/255, as a file holds them."
-    notes = (note, _not_broken(unit), FAILED)
+    notes = (note, _not_broken(unit), ERRORS)
     return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), *notes)
 
 
@@ -142,7 +142,7 @@ def _complexity(known: Summaries) -> Table:
         Column("seconds in all", ".1f"),
     ]  # fmt: skip
     note = "Forwards, backwards and seconds are medians per image."
-    return _table("complexity", "What it cost", columns, _long(known, cells), note, FAILED)
+    return _table("complexity", "What it cost", columns, _long(known, cells), note, ERRORS)
 
 
 def _scores(groups: Sequence[Group]) -> Iterator[tuple[Group, int, dict[str, float]]]:
@@ -150,16 +150,16 @@ def _scores(groups: Sequence[Group]) -> Iterator[tuple[Group, int, dict[str, flo
     for group in groups:
         if len(group.attacked) > 1:
             norms = common_norms(list(group.attacked.values()))
-            yield group, norms.shape[1], dict(zip(group.attacked, optimality(norms, group.unit.failed).tolist()))
+            yield group, norms.shape[1], dict(zip(group.attacked, optimality(norms, group.unit.unbroken).tolist()))
 
 
-def _failures(group: Group, label: str) -> int:
-    return len(group.runs[label].failures)
+def _errors(group: Group, label: str) -> int:
+    return len(group.runs[label].errors)
 
 
 def _optimality(groups: Sequence[Group]) -> Table:
     rows = tuple(
-        (*group.names, label, images, _failures(group, label), value)
+        (*group.names, label, images, _errors(group, label), value)
         for group, images, scores in _scores(groups)
         for label, value in scores.items()
     )
@@ -188,15 +188,15 @@ def _head_to_head(groups: Sequence[Group]) -> Table:
         norms = common_norms(list(group.attacked.values()))
         for label, shares in zip(group.attacked, head_to_head(norms).tolist()):
             against = dict(zip(group.attacked, shares)) | {label: None}
-            images, failed = norms.shape[1], _failures(group, label)
-            rows.append((*group.names, label, images, failed, *(against.get(other) for other in labels)))
+            images, errors = norms.shape[1], _errors(group, label)
+            rows.append((*group.names, label, images, errors, *(against.get(other) for other in labels)))
     columns = [Column(label, ".0%", over="needs less than") for label in labels]
     note = "The share of images on which the attack of the line needs less than that of the column; ties are half. "
     return _table("head-to-head", "Head to head", columns, tuple(rows), note + COMMON)
 
 
 PAIRED = (
-    Column("images", "d"), Column("failed", "d"), Column("median difference", "+.3f"), Column("low", "+.3f"),
+    Column("images", "d"), Column("errors", "d"), Column("median difference", "+.3f"), Column("low", "+.3f"),
     Column("high", "+.3f"), Column("larger", "d"), Column("equal", "d"), Column("smaller", "d"),
     Column("p-value", ".2g"),
 )  # fmt: skip
@@ -205,7 +205,7 @@ PAIRED = (
 def _paired_notes(unit: Unit) -> tuple[str, ...]:
     return (
         f"Difference: the second's {unit.name} minus the first's, on the images that both have; not broken counts as "
-        f"{unit.failed_text}.",
+        f"{unit.unbroken_text}.",
         "low and high: 95 % bootstrap interval. larger, smaller: images on which the second needs more or less.",
         "p-value: exact sign test, two-sided, not corrected for several comparisons.",
     )
@@ -229,9 +229,9 @@ def _against_best(unit: Unit, groups: Sequence[Group]) -> Table:
 
 def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
     found: Paired = compare_pair(first, second)
-    failed = len(first.failures) + len(second.failures)
+    errors = len(first.errors) + len(second.errors)
     norms = (found.difference * first.unit.factor, *_scaled(found.interval, first.unit))
-    return (found.images, failed, *norms, found.larger, found.equal, found.smaller, found.p_value)
+    return (found.images, errors, *norms, found.larger, found.equal, found.smaller, found.p_value)
 
 
 def compare_tables(pairs: Sequence[tuple[RunResults, RunResults]]) -> list[Table]:
@@ -257,18 +257,18 @@ def _pair_names(first: RunResults, second: RunResults) -> tuple[str, str]:
 def _runs(groups: Sequence[Group]) -> Table:
     """What short names stand for."""
     rows: Lines = tuple(
-        (*group.names, label, len(result.records), len(result.failures), *_origin(result))
+        (*group.names, label, len(result.records), len(result.errors), *_origin(result))
         for group in groups
         for label, result in group.runs.items()
     )
-    columns = [Column(name) for name in ("whole dataset", "whole attack", "seed", "threshold", "budget", "folder")]
+    columns = [Column(name) for name in ("whole dataset", "whole attack", "seed", "threshold", "max_queries", "folder")]
     return _table("runs", "Runs", columns, rows)
 
 
 def _origin(result: RunResults) -> tuple[str, ...]:
     run, settings = result.run, result.run.settings
-    budget = "" if settings.budget is None else str(settings.budget)
-    return run.dataset, str(run.attack), str(settings.seed), f"{settings.threshold:g}", budget, result.folder.name
+    max_queries = "" if settings.max_queries is None else str(settings.max_queries)
+    return run.dataset, str(run.attack), str(settings.seed), f"{settings.threshold:g}", max_queries, result.folder.name
 
 
 def _scaled(interval: Interval, unit: Unit) -> tuple[float, float]:

@@ -63,5 +63,5 @@ def anytime_curve(result: RunResults) -> Curve | None:
     norms = np.empty((len(known), len(x)))
     for own, trace in zip(norms, known):
         reached = np.searchsorted([step.queries for step in trace], x, side="right")
-        own[:] = np.array([result.unit.failed, *(step.norm for step in trace)])[reached]
+        own[:] = np.array([result.unit.unbroken, *(step.norm for step in trace)])[reached]
     return Curve(x.astype(np.float64), np.median(norms, axis=0))

@@ -16,7 +16,7 @@ from segprox.counts import Counts
 from segprox.errors import SegproxError
 from segprox.report.curves import Curve, anytime_curve, measure_curve, unbroken_curve
 from segprox.report.groups import Group, by_norm
-from segprox.report.labels import Label, Place, place_labels
+from segprox.report.labels import Label, LabelPosition, place_labels
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
 from segprox.report.panels import (
     GREY,
@@ -130,21 +130,23 @@ def _plot(axes: Axes, corners: Mapping[str, Corners], styles: Styles, clip: bool
         axes.plot(x, y, **look, clip_on=clip, solid_joinstyle="miter")
 
 
-def _label(axes: Axes, styles: Styles, places: Mapping[str, list[Place]], corners: Mapping[str, Corners]) -> bool:
+def _label(
+    axes: Axes, styles: Styles, places: Mapping[str, list[LabelPosition]], corners: Mapping[str, Corners]
+) -> bool:
     """Names beside curves, if all of them find room."""
     labels = [Label(one_line(label), ink(styles[label]), some) for label, some in places.items()]
     return place_labels(axes, labels, [Line(np.column_stack(line)) for line in corners.values()])
 
 
-def _beside(curve: Curve, axis: NormAxis) -> list[Place]:
+def _beside(curve: Curve, axis: NormAxis) -> list[LabelPosition]:
     """Right and left of where the curve falls, above and below where it is flat at the end."""
     top, bottom = float(curve.y[0]), float(curve.y[-1])
     places = []
     for height in (bottom + share * (top - bottom) for share in HEIGHTS if top > bottom):
         x = float(curve.x[int(np.argmax(curve.y <= height))])
-        places += [Place(x, height, 5, 0), Place(x, height, -5, 0)]
+        places += [LabelPosition(x, height, 5, 0), LabelPosition(x, height, -5, 0)]
     flat = [tick for tick in reversed(axis.ticks) if curve.x[-1] < tick]
-    return [*places, *(Place(tick, bottom, -5, side) for tick in flat for side in (3, -3))]
+    return [*places, *(LabelPosition(tick, bottom, -5, side) for tick in flat for side in (3, -3))]
 
 
 def draw_anytime(groups: Sequence[Group]) -> Figure | None:
@@ -186,18 +188,18 @@ def _known(group: Group) -> dict[str, Curve]:
         if curve is None or not isfinite(curve.y[-1]):
             continue
         x, y = curve.x, curve.y * result.unit.factor
-        first = int(np.argmax(curve.y < result.unit.failed))  # before it there is nothing to see
+        first = int(np.argmax(curve.y < result.unit.unbroken))  # before it there is nothing to see
         curves[label] = Curve(x[first:], y[first:]) if first else Curve(np.array([START, x[-1]]), y[[-1, -1]])
     return curves
 
 
-def _along(curve: Curve) -> list[Place]:
+def _along(curve: Curve) -> list[LabelPosition]:
     """Above and below the curve, from its end to its beginning, and beside its end."""
     ends = np.log(curve.x[[0, -1]])
     points = [(x, curve.at(x)) for x in np.exp(ends[0] + np.array(HEIGHTS) * (ends[1] - ends[0])).tolist()]
     return [
-        *(Place(x, y, 0, side) for x, y in points for side in (4, -4)),
-        Place(float(curve.x[-1]), curve.y[-1], 5, 0),
+        *(LabelPosition(x, y, 0, side) for x, y in points for side in (4, -4)),
+        LabelPosition(float(curve.x[-1]), curve.y[-1], 5, 0),
     ]
 
 
@@ -246,7 +248,11 @@ def _cost(result: RunResults) -> _Cost:
 def _label_points(axes: Axes, points: Mapping[str, _Cost], styles: Styles) -> bool:
     around = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
     labels = [
-        Label(one_line(label), ink(styles[label]), [Place(point.queries, point.norm, *offset) for offset in around])
+        Label(
+            one_line(label),
+            ink(styles[label]),
+            [LabelPosition(point.queries, point.norm, *offset) for offset in around],
+        )
         for label, point in points.items()
     ]
     lines = [Line([(point.queries, point.low), (point.queries, point.high)]) for point in points.values()]
@@ -316,7 +322,7 @@ def masking_variants(group: Group) -> Group:
         if masking is not None:
             run = result.run
             rest = {key: value for key, value in run.attack.set.items() if key != "masking"}
-            family = families.setdefault(str((run.attack.name, rest, run.settings.seed, run.settings.budget)), {})
+            family = families.setdefault(str((run.attack.name, rest, run.settings.seed, run.settings.max_queries)), {})
             family.setdefault(f"{run.attack.name}, masking {masking}", result)
     several: dict[str, RunResults] = {}
     for family in families.values():

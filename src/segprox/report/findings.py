@@ -32,13 +32,13 @@ class Verdict:
     group: Group
     images: int
     broken: int
-    half: float  # at least half of the images fall to a change of this size, if it is not that of a failure
+    half: float  # at least half of the images fall to a change of this size, if it is not that of an unbroken image
     statements: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
         """Whether fewer than half of the images were broken."""
-        return self.half >= self.group.unit.failed
+        return self.half >= self.group.unit.unbroken
 
     @property
     def sentence(self) -> str:
@@ -69,7 +69,7 @@ def verdicts(groups: Sequence[Group]) -> list[Verdict]:
     return [_verdict(group) for group in groups if group.attacked]
 
 
-def budget(result: RunResults) -> float | None:
+def epsilon_of(result: RunResults) -> float | None:
     """The size that an attack stays within by design; none for attacks that look for the smallest change.
 
     An attack of a later segprox, which cannot be made here, is taken for one of those.
@@ -82,22 +82,22 @@ def budget(result: RunResults) -> float | None:
 
 
 def _verdict(group: Group) -> Verdict:
-    failed = group.unit.failed
+    unbroken = group.unit.unbroken
     norms = np.array(sorted(smallest(group.attacked.values()).values()))
-    broken = int((norms < failed).sum())
+    broken = int((norms < unbroken).sum())
     # The median of the tables, unless it lies between an image that was broken and one that was not.
     middle = norms[(len(norms) - 1) // 2], norms[len(norms) // 2]
-    half = float(np.mean(middle)) if middle[1] < failed else float(middle[0])
+    half = float(np.mean(middle)) if middle[1] < unbroken else float(middle[0])
     return Verdict(group, len(norms), broken, half, tuple(_about_attacks(group)))
 
 
 def _about_attacks(group: Group) -> list[str]:
     """The strongest and the weakest attack, on the images that all have attacked.
 
-    Where some look for the smallest change, those that stay within a budget do not compete.
+    Where some look for the smallest change, those that stay within an epsilon do not compete.
     """
     unit, runs = group.unit, group.attacked
-    runs = {name: run for name, run in runs.items() if budget(run) is None} or runs
+    runs = {name: run for name, run in runs.items() if epsilon_of(run) is None} or runs
     if len(runs) < 2:
         return [f"Only {next(iter(runs))} looked for the smallest change: another attack may find smaller ones."]
     norms: dict[str, Sizes] = dict(zip(runs, common_norms(list(runs.values()))))
@@ -106,12 +106,12 @@ def _about_attacks(group: Group) -> list[str]:
     ranked = sorted(norms, key=lambda name: (float(np.median(norms[name])), float(norms[name].mean())))
     first, last = ranked[0], ranked[-1]
     best, worst = (float(np.median(norms[name])) for name in (first, last))
-    if best >= unit.failed:
+    if best >= unit.unbroken:
         return ["No attack breaks half of the images."]
     if np.array_equal(norms[first], norms[last]):
         return ["All attacks find the same changes."]
-    share = f"{int((norms[last] < unit.failed).sum())} of {len(norms[last])}"
-    how = f"breaks {share}" if worst >= unit.failed else f"needs {unit.text(worst)}"
+    share = f"{int((norms[last] < unit.unbroken).sum())} of {len(norms[last])}"
+    how = f"breaks {share}" if worst >= unit.unbroken else f"needs {unit.text(worst)}"
     return [f"Strongest attack: {first}, median {unit.text(best)}.", f"Weakest: {last}, {how}."]
 
 
@@ -125,9 +125,9 @@ def statements(groups: Sequence[Group]) -> list[Statement]:
         *_rounding(results),
         *_unequal(groups),
         *_own_labels(results),
-        *_budgets(groups),
+        *_fixed_epsilons(groups),
         *_several_norms(groups),
-        *_failed(results),
+        *_errors(results),
     ]
 
 
@@ -181,7 +181,7 @@ def _compare(stronger: Group, weaker: Group, where: str) -> Statement:
 
 
 def _how_much_more(x: Sizes, y: Sizes, unit: Unit) -> str:
-    if (x >= unit.failed).mean() >= 0.5:
+    if (x >= unit.unbroken).mean() >= 0.5:
         return "more than any attack found, on half of them"
     both = x < np.inf
     ratio = float(np.median(x[both] / np.maximum(y[both], 1e-9)))
@@ -189,8 +189,8 @@ def _how_much_more(x: Sizes, y: Sizes, unit: Unit) -> str:
 
 
 def _never_broken(groups: Sequence[Group]) -> list[Statement]:
-    norms = [(group.unit.failed, np.array([*smallest(group.runs.values()).values()])) for group in groups]
-    total, held = sum(len(n) for _, n in norms), sum(int((n >= failed).sum()) for failed, n in norms)
+    norms = [(group.unit.unbroken, np.array([*smallest(group.runs.values()).values()])) for group in groups]
+    total, held = sum(len(n) for _, n in norms), sum(int((n >= unbroken).sum()) for unbroken, n in norms)
     if not total:
         return [Statement("bad", "No image was attacked, so nothing is known of the model.")]
     what = "images" if len(groups) == 1 else "cases (an image, a model and a goal)"
@@ -202,21 +202,21 @@ def _never_broken(groups: Sequence[Group]) -> list[Statement]:
 
 
 def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
-    """Attacks that fail where another succeeds: their curves speak of the attack, not of the model."""
+    """Attacks that do not break what another breaks: their curves speak of the attack, not of the model."""
     missed: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for group in groups:
-        known, failed = smallest(group.runs.values()), group.unit.failed
+        known, unbroken = smallest(group.runs.values()), group.unit.unbroken
         for name, run in group.runs.items():
-            reach = budget(run)
-            most = np.nextafter(failed, 0) if reach is None else reach
+            reach = epsilon_of(run)
+            most = np.nextafter(unbroken, 0) if reach is None else reach
             tried = [norm for image, norm in run.by_image.items() if known[image] <= most]
             total[name] += len(tried)
-            missed[name] += sum(norm >= failed for norm in tried)
+            missed[name] += sum(norm >= unbroken for norm in tried)
     return [
         Statement(
             "warning",
-            f"{name} failed on {missed[name]} of the {_images(total[name])} that it might have broken: "
+            f"{name} did not break {missed[name]} of the {_images(total[name])} that it might have broken: "
             "another attack did, so there it says more about the attack than about the model.",
         )
         for name in total
@@ -261,8 +261,8 @@ def _several_norms(groups: Sequence[Group]) -> list[Statement]:
     return [Statement("note", f"Sizes are in {listed}, each attack in the norm it minimises: they are never compared.")]
 
 
-def _budgets(groups: Sequence[Group]) -> list[Statement]:
-    found = {(name, group.unit): budget(run) for group in groups for name, run in group.runs.items()}
+def _fixed_epsilons(groups: Sequence[Group]) -> list[Statement]:
+    found = {(name, group.unit): epsilon_of(run) for group in groups for name, run in group.runs.items()}
     return [
         Statement(
             "note", f"{attack} stays within {unit.text(most)}: it tells how many images fall to that, not to less."
@@ -272,11 +272,11 @@ def _budgets(groups: Sequence[Group]) -> list[Statement]:
     ]
 
 
-def _failed(results: Sequence[RunResults]) -> list[Statement]:
-    failed = sum(len(run.failures) for run in results)
-    if not failed:
+def _errors(results: Sequence[RunResults]) -> list[Statement]:
+    errors = sum(len(run.errors) for run in results)
+    if not errors:
         return []
-    return [Statement("warning", f"{_images(failed)} could not be attacked and count nowhere; the reasons are below.")]
+    return [Statement("warning", f"{_images(errors)} could not be attacked and count nowhere; the reasons are below.")]
 
 
 def _images(count: int) -> str:

@@ -11,7 +11,7 @@ from segprox.report.results import RunResults
 from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
 
-LABELLED_SETTINGS = ("seed", "budget", "model_options")  # which may tell two runs of an attack apart
+LABELLED_SETTINGS = ("seed", "max_queries", "model_options")  # which may tell two runs of an attack apart
 
 
 @dataclass(frozen=True, eq=False)

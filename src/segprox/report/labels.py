@@ -10,7 +10,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 
-class Place(NamedTuple):
+class LabelPosition(NamedTuple):
     """Where a label may stand: at a point of the axes, moved by so many printer's points."""
 
     x: float
@@ -25,7 +25,7 @@ class Label:
 
     text: str
     colour: str
-    places: Sequence[Place]
+    places: Sequence[LabelPosition]
 
 
 def place_labels(axes: Axes, labels: Sequence[Label], obstacles: Sequence[Line]) -> bool:
@@ -58,7 +58,7 @@ def place_labels(axes: Axes, labels: Sequence[Label], obstacles: Sequence[Line])
     return True
 
 
-def _write(axes: Axes, label: Label, place: Place) -> Annotation:
+def _write(axes: Axes, label: Label, place: LabelPosition) -> Annotation:
     across = "left" if place.dx > 0 else "right" if place.dx < 0 else "center"
     along = "bottom" if place.dy > 0 else "top" if place.dy < 0 else "center"
     text = axes.annotate(

@@ -18,7 +18,7 @@ from segprox.report.curves import Curve, anytime_curve, measure_curve
 from segprox.report.findings import same_images, statements, verdicts
 from segprox.report.groups import Group, by_norm, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
-from segprox.report.pictures import Pictures, count_of, coverage, read_pictures
+from segprox.report.pictures import Thumbnails, count_of, coverage, read_pictures
 from segprox.report.results import RunResults
 from segprox.report.statistics import Summary, summarise
 from segprox.report.units import Unit
@@ -38,7 +38,7 @@ class PageInfo:
     images: int  # records whose full pictures are in the page
 
 
-class Column(NamedTuple):
+class SortColumn(NamedTuple):
     """Of the table of results."""
 
     key: str
@@ -55,20 +55,22 @@ class Shown(NamedTuple):
     result: RunResults
 
 
-def _columns(unit: Unit) -> tuple[Column, ...]:
-    size = f"{unit.name}; an image that was not broken counts as {unit.failed_text}"
+def _columns(unit: Unit) -> tuple[SortColumn, ...]:
+    size = f"{unit.name}; an image that was not broken counts as {unit.unbroken_text}"
     return (
-        Column("images", "Images", "attacked"),
-        Column("failures", "Failed", "images that could not be attacked"),
-        Column("median", "Median", size, -1),
-        Column("mean", "Mean", size, -1),
-        Column("success_rate", "Broken", "share of images the attack succeeded on", 1),
-        Column("rounded_rate", "In 8 bits", "share still broken when the image is rounded to 8 bits", 1),
-        Column("apsr", "APSR", "attack pixel success rate: share of pixels that are as the attack wants; median", 1),
-        Column("attacked_miou", "mIoU", "mean intersection over union before and after, pooled over images", -1),
-        Column("attacked_accuracy", "Accuracy", "share of pixels that are right before and after", -1),
-        Column("forwards", "Queries", "forward and backward passes per image, medians"),
-        Column("seconds", "Seconds", "per image, median"),
+        SortColumn("images", "Images", "attacked"),
+        SortColumn("errors", "Errors", "images that could not be attacked"),
+        SortColumn("median", "Median", size, -1),
+        SortColumn("mean", "Mean", size, -1),
+        SortColumn("success_rate", "Broken", "share of images the attack succeeded on", 1),
+        SortColumn("rounded_rate", "In 8 bits", "share still broken when the image is rounded to 8 bits", 1),
+        SortColumn(
+            "apsr", "APSR", "attack pixel success rate: share of pixels that are as the attack wants; median", 1
+        ),
+        SortColumn("attacked_miou", "mIoU", "mean intersection over union before and after, pooled over images", -1),
+        SortColumn("attacked_accuracy", "Accuracy", "share of pixels that are right before and after", -1),
+        SortColumn("forwards", "Queries", "forward and backward passes per image, medians"),
+        SortColumn("seconds", "Seconds", "per image, median"),
     )
 
 
@@ -97,7 +99,7 @@ def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_L
     return PageInfo(path, len(content), sum(picture.parts is not None for picture in pictures.values()))
 
 
-def _render(groups: Sequence[Group], pictures: dict[str, Pictures], covered: str) -> str:
+def _render(groups: Sequence[Group], pictures: dict[str, Thumbnails], covered: str) -> str:
     environment = Environment(
         loader=PackageLoader("segprox.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -122,7 +124,7 @@ def _render(groups: Sequence[Group], pictures: dict[str, Pictures], covered: str
         varying=[i for i in range(3) if len({group.names[i] for group in groups}) > 1],
         constant=_constant(groups),
         tables=[(unit, _columns(unit), _rows(some)) for unit, some in by_norm(groups).items()],
-        failures=[(result, name, failure) for _, name, result in shown for failure in result.failures],
+        errors=[(result, name, error) for _, name, result in shown for error in result.errors],
         shown=shown,
         about=_about,
         pictures=list(pictures.values()),
@@ -179,7 +181,7 @@ def _rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def _cell(column: Column, summary: Summary, rivals: Sequence[Summary], unit: Unit) -> dict[str, Any]:
+def _cell(column: SortColumn, summary: Summary, rivals: Sequence[Summary], unit: Unit) -> dict[str, Any]:
     value = float(getattr(summary, column.key))
     text = _text(column.key, summary, unit)
     ranked = sorted(rivals, key=lambda rival: -column.best * float(getattr(rival, column.key)))
@@ -224,7 +226,7 @@ def _about(result: RunResults) -> list[tuple[str, str]]:
 
 def _fingerprint(result: RunResults) -> str:
     """Two reports of the same records show the same."""
-    keys = "".join([*(record.key for record in result.records), *(failure.key for failure in result.failures)])
+    keys = "".join([*(record.key for record in result.records), *(error.key for error in result.errors)])
     return f"{len(result.records)}, hash of their keys {hashlib.blake2b(keys.encode(), digest_size=8).hexdigest()}"
 
 
@@ -234,7 +236,7 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _data(shown: Sequence[Shown], pictures: Mapping[str, Pictures]) -> dict[str, Any]:
+def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[str, Any]:
     """What scripts draw from."""
     attacks = list(dict.fromkeys(name for _, name, _ in shown))
     models = list(dict.fromkeys(group.model for group, _, _ in shown))
@@ -298,7 +300,7 @@ def _class_iou(result: RunResults) -> list[list[float | None]]:
     return [_numbers(type(counts)(*(c.sum(0) for c in counts)).iou()) for counts in pooled]
 
 
-def _record(record: Record, unit: Unit, pictures: Pictures | None) -> dict[str, Any]:
+def _record(record: Record, unit: Unit, pictures: Thumbnails | None) -> dict[str, Any]:
     found, rounded = record.found, record.rounded
     return {
         "image": record.image, "size": _number(unit.size(record) * unit.factor), "linf": _number(found.linf * 255),

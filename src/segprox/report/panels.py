@@ -82,8 +82,10 @@ def make_panels(groups: Sequence[Group], height: float = 2.9) -> tuple[Figure, l
 def title(axes: Axes, group: Group) -> None:
     """Which group a panel shows, and how many images."""
     images = _range(len(result.records) for result in group.attacked.values())
-    failed = _range(len(result.failures) for result in group.attacked.values())
-    note = f"{images} image{'' if images == '1' else 's'}" + ("" if failed == "0" else f", {failed} failed")
+    errors = _range(len(result.errors) for result in group.attacked.values())
+    note = f"{images} image{'' if images == '1' else 's'}" + (
+        "" if errors == "0" else f", {errors} error{'' if errors == '1' else 's'}"
+    )
     axes.set_title(one_line(group.model, 42), loc="left", fontweight="bold", pad=19)
     below = f"{one_line(f'{group.dataset}, {group.goal}', 34)}: {note}"
     lifted = axes.transAxes + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)  # 5 points above the panel

@@ -19,7 +19,7 @@ MAPS: tuple[Part, ...] = ("label", "clean", "prediction")
 UNREADABLE = (OSError, KeyError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
-class Pictures(NamedTuple):
+class Thumbnails(NamedTuple):
     """The pictures of one record, in base64."""
 
     id: str  # run and record, by number
@@ -33,9 +33,9 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, Pictures], int]:
+def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, Thumbnails], int]:
     """The pictures of all records that have some, by run and record, and how many could not be read."""
-    found: dict[str, Pictures] = {}
+    found: dict[str, Thumbnails] = {}
     used = unreadable = 0
     for i, j in _fairly(results):
         record = results[i].records[j]
@@ -51,7 +51,7 @@ def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, 
         size = sum(map(len, encoded.values()))
         fits = used + size <= limit
         used += size if fits else 0
-        found[f"{i}-{j}"] = Pictures(f"{i}-{j}", thumbnail, encoded if fits else None, classes)
+        found[f"{i}-{j}"] = Thumbnails(f"{i}-{j}", thumbnail, encoded if fits else None, classes)
     return found, unreadable
 
 
@@ -91,7 +91,7 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def coverage(results: Sequence[RunResults], pictures: dict[str, Pictures], unreadable: int, limit: int) -> str:
+def coverage(results: Sequence[RunResults], pictures: dict[str, Thumbnails], unreadable: int, limit: int) -> str:
     """What the page says about pictures it does not have."""
     records = sum(len(result.records) for result in results)
     full, without = sum(p.parts is not None for p in pictures.values()), records - len(pictures) - unreadable

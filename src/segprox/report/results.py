@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from segprox.counts import Counts
 from segprox.report.units import LINF, Unit
 from segprox.run.plan import Run
-from segprox.run.record import Failure, Record
+from segprox.run.record import ImageError, Record
 from segprox.run.store import Store, stores
 
 Sizes = NDArray[np.float64]
@@ -27,7 +27,7 @@ class RunResults:
     run: Run
     header: dict[str, Any]  # classes, palette, norm, cost, environment, ...
     records: tuple[Record, ...]
-    failures: tuple[Failure, ...]
+    errors: tuple[ImageError, ...]
     unit: Unit = LINF
 
     @property
@@ -80,6 +80,6 @@ def _load(store: Store) -> RunResults:
         run=store.run,
         header=store.header,
         records=tuple(record for record in latest if isinstance(record, Record)),
-        failures=tuple(record for record in latest if isinstance(record, Failure)),
+        errors=tuple(record for record in latest if isinstance(record, ImageError)),
         unit=Unit.of(store),
     )

@@ -1,7 +1,7 @@
 """What the records of runs say, as numbers: no model, no randomness but a seeded bootstrap.
 
 Norms are those that the attacks minimise. An attack that did not succeed counts as 1 (255/255) in linf, as in the
-paper, and as infinite in all others. Images that could not be attacked at all (failures) are counted but enter nothing
+paper, and as infinite in all others. Images that could not be attacked at all (errors) are counted but enter nothing
 else. What nothing is known of is NaN.
 """
 
@@ -31,7 +31,7 @@ class Summary:
     """One run in numbers; medians are over images."""
 
     images: int  # attacked
-    failures: int  # not attacked
+    errors: int  # not attacked
     broken: int
     median: float  # of norms
     interval: Interval  # of the median, 95 %
@@ -66,11 +66,11 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
     """All numbers of a run."""
     records = result.records
     found, rounded = [record.found for record in records], [record.rounded for record in records]
-    coarse = np.array([result.unit.rounded_size(score) if score.success else result.unit.failed for score in rounded])
+    coarse = np.array([result.unit.rounded_size(score) if score.success else result.unit.unbroken for score in rounded])
     seconds = [record.seconds for record in records]
     return Summary(
         images=len(records),
-        failures=len(result.failures),
+        errors=len(result.errors),
         broken=int(result.success.sum()),
         median=_median(result.norms),
         interval=bootstrap_median(result.norms, seed),
@@ -117,7 +117,7 @@ def common_norms(results: Sequence[RunResults]) -> Values:
     return np.array([[table[key] for key in shared] for table in tables], dtype=np.float64).reshape(len(tables), -1)
 
 
-def optimality(norms: Values, failed: float = 1.0) -> Values:
+def optimality(norms: Values, unbroken: float = 1.0) -> Values:
     """How near each attack comes to the best that any of them found, in [0, 1]; 1 is best everywhere.
 
     As in AttackBench: the best attack is the (imaginary) one that finds for every image the smallest norm that any
@@ -132,15 +132,15 @@ def optimality(norms: Values, failed: float = 1.0) -> Values:
 
     Args:
         norms: `[attacks, images]`, the same images for all.
-        failed: the norm where an attack did not succeed.
+        unbroken: the norm where an attack did not succeed.
 
     Example:
         >>> import numpy as np
         >>> optimality(np.array([[0.01, 0.02, 0.04], [0.01, 0.03, 1.0]])).round(3).tolist()
         [1.0, 0.8]
     """
-    best = norms.min(0, initial=failed)
-    norms, best = norms[:, best < failed], best[best < failed]
+    best = norms.min(0, initial=unbroken)
+    norms, best = norms[:, best < unbroken], best[best < unbroken]
     if not len(best):
         return np.full(len(norms), nan)
     end = best.max()

@@ -42,14 +42,14 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     return table
 
 
-def audit_table(findings: Sequence[Finding], minimal: str, budget: str, norm: NormName) -> Table:
+def audit_table(findings: Sequence[Finding], minimal: str, fixed: str, norm: NormName) -> Table:
     """A line per image: what each attack found, and whether they agree."""
     factor, unit = Unit(norm).factor, Unit(norm).name
     title = f"within {unit} of {findings[0].epsilon * factor:.4g}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("image", f"{minimal}: {unit}", "broken", f"{budget}: APSR", "broken", "verdict"):
+    for heading in ("image", f"{minimal}: {unit}", "broken", f"{fixed}: APSR", "broken", "verdict"):
         table.add_column(heading, justify="left" if heading in ("image", "verdict") else "right")
-    names = {"minimal": minimal, "budget": budget}
+    names = {"minimal": minimal, "fixed": fixed}
     for finding in findings:
         size = f"{finding.norm * factor:.2f}" if finding.minimal.success else "-"
         verdict = "robust" if finding.robust else "broken"
@@ -57,7 +57,7 @@ def audit_table(findings: Sequence[Finding], minimal: str, budget: str, norm: No
             verdict = f"[yellow]broken; attack too weak here: {names[finding.too_weak]}[/]"
         table.add_row(
             finding.minimal.sample.name, size, _yes(finding.broken_by_minimal),
-            f"{finding.budget.apsr:.2%}", _yes(finding.budget.success), verdict,
+            f"{finding.fixed.apsr:.2%}", _yes(finding.fixed.success), verdict,
         )  # fmt: skip
     return table
 

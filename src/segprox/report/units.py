@@ -35,12 +35,12 @@ class Unit:
         return "linf x 255" if self.norm == "linf" else self.norm
 
     @property
-    def failed(self) -> float:
+    def unbroken(self) -> float:
         """What an image that was not broken counts as: in linf the whole range, as in the paper."""
         return 1.0 if self.norm == "linf" else inf
 
     @property
-    def failed_text(self) -> str:
+    def unbroken_text(self) -> str:
         """The same in words, after "counts as"."""
         return "255" if self.norm == "linf" else "infinite"
 
@@ -55,7 +55,7 @@ class Unit:
 
     def counted(self, record: Record) -> float:
         """What a record counts as in medians."""
-        return self.size(record) if record.found.success else self.failed
+        return self.size(record) if record.found.success else self.unbroken
 
     def rounded_size(self, score: Score) -> float:
         """Of the image in 8 bits; NaN for a norm that scores do not have."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from segprox.attacks import Attack, BudgetAttack, Callback
+from segprox.attacks import Attack, Callback, FixedEpsilonAttack
 from segprox.data import Sample
 from segprox.errors import SegproxError
 from segprox.models import Segmenter
@@ -13,14 +13,14 @@ from segprox.run.outcome import Outcome, attack_sample
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What a minimal and a budget attack found on one image, and whether they agree.
+    """What a minimal and a fixed-epsilon attack found on one image, and whether they agree.
 
     An image that one of them breaks within epsilon and the other does not was not beyond the other's reach: it was too
     weak there, and its verdict on other images deserves less trust.
     """
 
     minimal: Outcome
-    budget: Outcome
+    fixed: Outcome
     epsilon: float
     norm: float  # of the minimal attack's result, in the norm of both
 
@@ -31,22 +31,22 @@ class Finding:
 
     @property
     def too_weak(self) -> str | None:
-        """`minimal` or `budget`, if that one missed what the other found."""
-        if self.broken_by_minimal == self.budget.success:
+        """`minimal` or `fixed`, if that one missed what the other found."""
+        if self.broken_by_minimal == self.fixed.success:
             return None
-        return "budget" if self.broken_by_minimal else "minimal"
+        return "fixed" if self.broken_by_minimal else "minimal"
 
     @property
     def robust(self) -> bool:
         """Whether neither attack broke the image within epsilon."""
-        return not (self.broken_by_minimal or self.budget.success)
+        return not (self.broken_by_minimal or self.fixed.success)
 
 
 def audit_sample(
     model: Segmenter,
     sample: Sample,
     minimal: Attack,
-    budget: BudgetAttack,
+    fixed: FixedEpsilonAttack,
     *,
     ignore: tuple[int, ...] = (255,),
     target: Tensor | int | None = None,
@@ -58,16 +58,16 @@ def audit_sample(
         >>> import segprox
         >>> from segprox.run import audit_sample
         >>> scene, model = segprox.load_dataset("demo")[0], segprox.load_model("demo-standard")
-        >>> minimal, budget = segprox.make_attack("fmn", steps=5), segprox.make_attack("pgd", epsilon="1/255", steps=5)
-        >>> audit_sample(model, scene, minimal, budget).robust
+        >>> minimal, fixed = segprox.make_attack("fmn", steps=5), segprox.make_attack("pgd", epsilon="1/255", steps=5)
+        >>> audit_sample(model, scene, minimal, fixed).robust
         True
     """
     if minimal.family != "minimal":
         raise SegproxError("an audit needs a minimal attack first, such as palma; see: segprox list attacks")
-    if minimal.norm != budget.norm:
-        raise SegproxError(f"an audit needs two attacks of one norm, not {minimal.norm} and {budget.norm}")
+    if minimal.norm != fixed.norm:
+        raise SegproxError(f"an audit needs two attacks of one norm, not {minimal.norm} and {fixed.norm}")
     smallest, most = (
         attack_sample(model, sample, attack, ignore=ignore, target=target, callback=callback)
-        for attack in (minimal, budget)
+        for attack in (minimal, fixed)
     )
-    return Finding(minimal=smallest, budget=most, epsilon=budget.epsilon, norm=smallest.norm)
+    return Finding(minimal=smallest, fixed=most, epsilon=fixed.epsilon, norm=smallest.norm)

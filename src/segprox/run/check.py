@@ -14,11 +14,11 @@ from segprox.data import Sample
 from segprox.errors import SegproxError
 from segprox.models import Segmenter, restored
 from segprox.problem import Problem
-from segprox.run.probe import Glance, gap, glance, mirror_agreement, pixel_accuracy, slope, variants
+from segprox.run.measurements import Glance, gap, glance, mirror_agreement, pixel_accuracy, slope, variants
 
-Verdict = Literal["green", "amber", "red"]
+Severity = Literal["green", "amber", "red"]
 
-CLEARLY_BETTER = 0.02  # in accuracy or agreement: beyond what another way of feeding gains by chance
+CLEARLY_BETTER = 0.02  # in accuracy or agreement: beyond what another kind of preprocessing gains by chance
 ROUNDING = 1e-3  # of the logits' range: what another order of summation may change, with TensorFloat32 as well
 SATURATED = 0.25  # share of pixels
 NO_GRADIENT = (0.1, 0.9)  # amber and red above these, as a share of pixels
@@ -31,7 +31,7 @@ class Check:
     """One line of the verdict on a model."""
 
     name: str
-    verdict: Verdict  # green: fine; amber: look at it; red: figures of this model would be wrong
+    verdict: Severity  # green: fine; amber: look at it; red: figures of this model would be wrong
     finding: str  # one sentence, with numbers and what to do
 
 
@@ -157,12 +157,12 @@ def _input(model: Segmenter, problems: Sequence[Problem]) -> Check:
 
 
 def _logits(model: Segmenter, problem: Problem, glances: Sequence[Glance]) -> Check:
-    name, unreal = "logits", max(look.unreal for look in glances)
-    if unreal:
+    name, nonfinite = "logits", max(look.nonfinite for look in glances)
+    if nonfinite:
         return Check(
             name,
             "red",
-            f"up to {unreal:.1%} of an image's pixels have NaN or infinite logits, which no attack can judge",
+            f"up to {nonfinite:.1%} of an image's pixels have NaN or infinite logits, which no attack can judge",
         )
     try:
         with torch.no_grad():
@@ -246,10 +246,10 @@ def _saturation(glances: Sequence[Glance]) -> Check:
 
 
 def _gradients(glances: Sequence[Glance]) -> Check:
-    name, unreal = "gradients", max(look.unreal_gradient for look in glances)
-    if unreal:
+    name, nonfinite = "gradients", max(look.nonfinite_gradient for look in glances)
+    if nonfinite:
         return Check(
-            name, "red", f"NaN or infinite at up to {unreal:.1%} of an image's pixels: no attack can follow them"
+            name, "red", f"NaN or infinite at up to {nonfinite:.1%} of an image's pixels: no attack can follow them"
         )
     zero = float(np.mean([look.no_gradient for look in glances]))
     finding = f"exactly zero at {zero:.1%} of the pixels"
@@ -273,7 +273,7 @@ def _differences(model: Segmenter, problem: Problem) -> Check:
     return Check(name, verdict, finding if verdict == "green" else finding + advice)
 
 
-def _grade(value: float, limits: tuple[float, float]) -> Verdict:
+def _grade(value: float, limits: tuple[float, float]) -> Severity:
     amber, red = limits
     return "red" if value > red else "amber" if value > amber else "green"
 

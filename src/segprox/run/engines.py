@@ -16,7 +16,7 @@ import torch
 from segprox.attacks import Callback
 from segprox.errors import SegproxError
 from segprox.optional import require
-from segprox.run.worker import ATTEMPTS, DEADLY, Result, Task, Worker, failure, open_dataset
+from segprox.run.worker import ATTEMPTS, DEADLY, Result, Task, Worker, image_error, open_dataset
 
 
 class Done(NamedTuple):
@@ -56,15 +56,15 @@ class Processes:
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
         """Whoever is free does the next task. One that dies is replaced and its task done again."""
         queue = deque((task, 1) for task in tasks)
-        hands = [_Hand(self._device(i), self.threads) for i in range(min(self.count, len(tasks)))]
+        processes = [_WorkerProcess(self._device(i), self.threads) for i in range(min(self.count, len(tasks)))]
         try:
-            while queue or any(hand.busy for hand in hands):
-                for hand in hands:
-                    if queue and not hand.busy:
-                        hand.give(*queue.popleft())
-                for hand in _ready(hands):
-                    task, attempt = hand.holds()
-                    answer = hand.take()
+            while queue or any(process.busy for process in processes):
+                for process in processes:
+                    if queue and not process.busy:
+                        process.give(*queue.popleft())
+                for process in _ready(processes):
+                    task, attempt = process.holds()
+                    answer = process.take()
                     if isinstance(answer, list):
                         yield Done(task, answer)
                     elif isinstance(answer, Exception):
@@ -74,14 +74,14 @@ class Processes:
                     else:
                         yield Done(task, died(task))
         finally:
-            for hand in hands:
-                hand.stop()
+            for process in processes:
+                process.stop()
 
     def _device(self, i: int) -> str | None:
         return self.devices[i % len(self.devices)] if self.devices else None
 
 
-class _Hand:
+class _WorkerProcess:
     """A process that works, and what it is working on."""
 
     def __init__(self, device: str | None, threads: int | None) -> None:
@@ -136,8 +136,8 @@ class _Hand:
         self.process = None
 
 
-def _ready(hands: Iterable[_Hand]) -> list[_Hand]:
-    busy = {hand.pipe: hand for hand in hands if hand.busy}
+def _ready(processes: Iterable[_WorkerProcess]) -> list[_WorkerProcess]:
+    busy = {process.pipe: process for process in processes if process.busy}
     return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
 
@@ -170,7 +170,7 @@ def _again(task: Task, attempt: int) -> list[tuple[Task, int]]:
 def died(task: Task) -> list[Result]:
     """What is recorded of images whose worker died again and again."""
     names = open_dataset(task.run.dataset).names
-    return [Result(names[i], failure(names[i], DEADLY)) for i in task.indices]
+    return [Result(names[i], image_error(names[i], DEADLY)) for i in task.indices]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from segprox.errors import SegproxError
 from segprox.run.engines import Engine
 from segprox.run.plan import Run, check_runs
-from segprox.run.record import Failure, Record
+from segprox.run.record import ImageError, Record
 from segprox.run.store import Store
 from segprox.run.worker import Prepared, Task, open_dataset, prepare_model, prepare_target
 
@@ -27,7 +27,7 @@ class Status(NamedTuple):
     run: Run
     store: Store
     total: int  # images that are wanted
-    records: dict[str, Record | Failure]  # of these, by name
+    records: dict[str, Record | ImageError]  # of these, by name
 
     @property
     def done(self) -> int:
@@ -35,7 +35,7 @@ class Status(NamedTuple):
         return sum(isinstance(record, Record) for record in self.records.values())
 
     @property
-    def failed(self) -> int:
+    def errors(self) -> int:
         """Images that could not be attacked."""
         return len(self.records) - self.done
 
@@ -44,7 +44,7 @@ class Event(NamedTuple):
     """A record that has just been written."""
 
     status: Status  # of its run, with it
-    record: Record | Failure
+    record: Record | ImageError
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Evaluation:
         runs: what to run.
         out: the folder that holds a folder per run.
         batch: images attacked together, if they have one size.
-        retry_failed: whether images that failed are tried again.
+        retry_errors: whether images with an error are tried again.
     """
 
     runs: Sequence[Run]
     out: Path
     batch: int = 1
-    retry_failed: bool = False
+    retry_errors: bool = False
 
     def status(self) -> list[Status]:
         """How far each run is."""
@@ -98,7 +98,7 @@ class Evaluation:
         known = {
             name: record.key
             for name, record in status.records.items()
-            if isinstance(record, Record) or not self.retry_failed
+            if isinstance(record, Record) or not self.retry_errors
         }
         for start in range(0, len(names), self.batch):
             indices = tuple(range(start, min(start + self.batch, len(names))))
@@ -142,17 +142,17 @@ def validate(runs: Sequence[Run]) -> None:
 
     Every model and dataset is loaded; nothing is attacked.
     """
-    datasets = _failures({run.dataset: partial(open_dataset, run.dataset) for run in runs})
-    models = _failures({run.model: partial(prepare_model, run) for run in runs})
+    datasets = _reasons({run.dataset: partial(open_dataset, run.dataset) for run in runs})
+    models = _reasons({run.model: partial(prepare_model, run) for run in runs})
     fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
-    goals = _failures({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
-    pairs = _failures({(run.model, run.dataset): partial(_check_pair, run) for run in fine})
+    goals = _reasons({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
+    pairs = _reasons({(run.model, run.dataset): partial(_check_pair, run) for run in fine})
     problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
     if problems:
         raise SegproxError("; ".join(dict.fromkeys(problems)))
 
 
-def _failures(checks: Mapping[Key, Callable[[], object]]) -> dict[Key, str]:
+def _reasons(checks: Mapping[Key, Callable[[], object]]) -> dict[Key, str]:
     """What went wrong, by the key of the check."""
     problems = {}
     for key, check in checks.items():
@@ -191,10 +191,10 @@ class Estimate(NamedTuple):
     seconds: float | None  # None if there is nothing to time
 
 
-def estimate(status: Status, timed: Mapping[str, tuple[float, float]], retry_failed: bool = False) -> Estimate:
+def estimate(status: Status, timed: Mapping[str, tuple[float, float]], retry_errors: bool = False) -> Estimate:
     """The most that is left of a run, by its model's seconds of a forward and of a backward."""
-    images = status.total - (status.done if retry_failed else len(status.records))
-    cost, limit = status.run.attack.make().cost(), status.run.settings.budget
+    images = status.total - (status.done if retry_errors else len(status.records))
+    cost, limit = status.run.attack.make().cost(), status.run.settings.max_queries
     forwards, backwards = cost.forwards * images, cost.backwards * images
     if limit is not None and cost.forwards + cost.backwards > limit:
         share = limit / (cost.forwards + cost.backwards)

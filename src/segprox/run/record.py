@@ -72,29 +72,29 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
-class Failure:
+class ImageError:
     """An image that could not be attacked."""
 
     key: str
     image: str
     reason: str
-    status: Literal["failed"] = "failed"
+    status: Literal["error"] = "error"
 
 
-_LINES: TypeAdapter[Record | Failure] = TypeAdapter(Record | Failure)
+_LINES: TypeAdapter[Record | ImageError] = TypeAdapter(Record | ImageError)
 
 
-def to_line(record: Record | Failure) -> str:
+def to_line(record: Record | ImageError) -> str:
     """A line of JSON, without the line's end."""
     return json.dumps(_LINES.dump_python(record, mode="json"), separators=(",", ":"))
 
 
-def from_line(line: str | bytes) -> Record | Failure:
+def from_line(line: str | bytes) -> Record | ImageError:
     """What `to_line` wrote; a ValueError if it is anything else."""
     return _LINES.validate_python(json.loads(line))
 
 
-def same(first: Record | Failure, second: Record | Failure) -> bool:
+def same(first: Record | ImageError, second: Record | ImageError) -> bool:
     """Whether two records agree but for the time they took."""
     one, other = (_LINES.dump_python(record, mode="json") for record in (first, second))
     return all(one.get(name) == other.get(name) for name in {*one, *other} - set(TIMES))

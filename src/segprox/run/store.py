@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 import segprox
 from segprox.errors import SegproxError
 from segprox.run.plan import Run
-from segprox.run.record import Failure, Record, from_line, to_line
+from segprox.run.record import ImageError, Record, from_line, to_line
 
 FORMAT = 1  # of the folder; a change that older readers misunderstand raises it
 HEADER, RECORDS, LOCK, IMAGES = "run.json", "records.jsonl", "lock", "images"
@@ -60,7 +60,7 @@ class Store:
         except (KeyError, ValidationError):
             raise SegproxError(f"{self.folder / HEADER} is damaged: it does not describe a run") from None
 
-    def records(self) -> Iterator[Record | Failure]:
+    def records(self) -> Iterator[Record | ImageError]:
         """The lines, oldest first. A torn last line, left by a crash, does not count."""
         path = self.folder / RECORDS
         if not path.exists():
@@ -74,7 +74,7 @@ class Store:
                 except ValueError:
                     raise SegproxError(f"line {number} of {path} is damaged; remove it to have it done again") from None
 
-    def latest(self) -> dict[str, Record | Failure]:
+    def latest(self) -> dict[str, Record | ImageError]:
         """The last line of each image, by its name: what counts."""
         return {record.image: record for record in self.records()}
 
@@ -120,7 +120,7 @@ class Store:
                 return
         _write(self.folder / HEADER, json.dumps(content, indent=1).encode())
 
-    def append(self, record: Record | Failure, files: Mapping[str, bytes] | None = None) -> None:
+    def append(self, record: Record | ImageError, files: Mapping[str, bytes] | None = None) -> None:
         """Write a record, and before it the files it names; when this returns, both are on the disk."""
         assert self._lock is not None, "a store is written within `with`"
         for name, content in (files or {}).items():

@@ -26,10 +26,10 @@ from segprox.norms import distance
 from segprox.problem import Problem, predictions
 from segprox.run.plan import UNTARGETED, Run
 from segprox.run.preview import Part, encode_preview
-from segprox.run.record import ClassCounts, Failure, Record, Saved, Score, digest, weights_digest
+from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, digest, weights_digest
 
 MODELS_KEPT = 1  # loaded at a time: a GPU may not hold two
-ATTEMPTS = 3  # after which an image that kills its workers is recorded as failed
+ATTEMPTS = 3  # after which an image that kills its workers is recorded as an error
 DEADLY = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
 
 
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     """What became of one image."""
 
     image: str
-    record: Record | Failure | None  # None: nothing has changed since its last record
+    record: Record | ImageError | None  # None: nothing has changed since its last record
     files: Mapping[str, bytes] = {}
 
 
@@ -83,7 +83,7 @@ class Prepared:
         settings = self.run.settings
         return digest(
             problem.images, problem.labels, problem.mask, self.model_hash, self.attack_fields,
-            [problem.targeted, settings.threshold, settings.seed, settings.budget],
+            [problem.targeted, settings.threshold, settings.seed, settings.max_queries],
         )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ class Worker:
     def work(self, task: Task, callback: Callback | None = None) -> list[Result]:
         """Attack the images of a task that are not known yet.
 
-        Whatever goes wrong with an image is recorded as its failure. What goes wrong with the run itself is raised.
+        Whatever goes wrong with an image is recorded as its error. What goes wrong with the run itself is raised.
         """
         prepared = prepare(task.run, task.device)
         results: list[Result] = []
@@ -150,14 +150,14 @@ class Worker:
         for index in task.indices:
             name = prepared.data.names[index]
             known = task.known.get(name)
-            if known == failure(name, DEADLY).key:  # not even to be looked at
+            if known == image_error(name, DEADLY).key:  # not even to be looked at
                 results.append(Result(name, None))
                 continue
             try:
                 job = _Job.make(prepared, self._read(task.run.dataset, index))
             except Exception as error:  # whatever a file, a dataset or a network may raise
-                failed = failure(name, _reason(error))
-                results.append(Result(name, None if known == failed.key else failed))
+                error_record = image_error(name, _reason(error))
+                results.append(Result(name, None if known == error_record.key else error_record))
                 continue
             if known == job.key:
                 results.append(Result(name, None))
@@ -172,9 +172,9 @@ class Worker:
         return open_dataset(dataset)[index] if ahead is None else ahead.result()
 
 
-def failure(name: str, reason: str) -> Failure:
+def image_error(name: str, reason: str) -> ImageError:
     """What is recorded of an image of which nothing but a reason is known."""
-    return Failure(key=digest(name, reason), image=name, reason=reason)
+    return ImageError(key=digest(name, reason), image=name, reason=reason)
 
 
 class _Job(NamedTuple):
@@ -200,7 +200,7 @@ class _Job(NamedTuple):
 
 
 def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> list[Result]:
-    """Attack images of one size together; if that fails, in halves, and at last alone."""
+    """Attack images of one size together; if that raises, in halves, and at last alone."""
     try:
         return list(_attack_together(prepared, jobs, callback))
     except Exception as error:
@@ -210,12 +210,12 @@ def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> 
         half = len(jobs) // 2
         return [result for part in (jobs[:half], jobs[half:]) for result in _attack(prepared, part, callback)]
     name = jobs[0].sample.name
-    return [Result(name, Failure(key=jobs[0].key, image=name, reason=reason))]
+    return [Result(name, ImageError(key=jobs[0].key, image=name, reason=reason))]
 
 
 def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callback | None) -> Iterator[Result]:
     problem = Problem.join([job.problem for job in jobs])
-    found = prepared.attack.run(prepared.model, problem, callback, budget=prepared.run.settings.budget)
+    found = prepared.attack.run(prepared.model, problem, callback, max_queries=prepared.run.settings.max_queries)
     for i, job in enumerate(jobs):
         image = found.images[i : i + 1]
         score, logits = score_image(prepared.model, job.problem, image)

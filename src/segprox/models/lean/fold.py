@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segprox.models.lean.probe import TOLERANCE, gradient_on, in_double, random_image, relative_error
+from segprox.models.lean.self_check import TOLERANCE, gradient_on, in_double, random_image, relative_error
 from segprox.models.segmenter import Segmenter
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)

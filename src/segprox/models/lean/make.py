@@ -10,7 +10,7 @@ from segprox.models.lean.blocks import checkpoint_blocks, release_blocks
 from segprox.models.lean.heap import return_what_is_freed
 from segprox.models.lean.meter import held_bytes
 from segprox.models.lean.operations import OPERATIONS, LeanOperations
-from segprox.models.lean.probe import SMALL, TOLERANCE, gradient_on, in_double, random_image, relative_error
+from segprox.models.lean.self_check import SMALL, TOLERANCE, gradient_on, in_double, random_image, relative_error
 from segprox.models.segmenter import Segmenter
 
 REPEATED_TOLERANCE = 1e-4  # of one that is computed again, by the same operations, in the precision of the model
@@ -25,7 +25,9 @@ class Leanness(NamedTuple):
     error: float  # of the gradient on a random image, relative to its largest entry
 
 
-def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = SMALL, at_least: int = 0) -> Leanness:
+def make_lean(
+    model: Segmenter, *, recompute: bool = False, size: tuple[int, int] = SMALL, at_least: int = 0
+) -> Leanness:
     """Let a model hold only what the gradient of its images needs, from now on.
 
     Its gradient on a random image is compared with the plain one, in double precision. Operations that make it differ
@@ -33,7 +35,7 @@ def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = 
 
     Args:
         model: the model, which is changed.
-        again: let repeated blocks, where that pays, keep their inputs only and compute the rest again: slower, and
+        recompute: let repeated blocks, where that pays, keep their inputs only and compute the rest again: slower, and
             smaller for transformers, whose operations have more to remember than a sign.
         size: height and width of the random image.
         at_least: leave a model alone that holds fewer bytes than this for a pixel.
@@ -51,10 +53,10 @@ def make_lean(model: Segmenter, *, again: bool = False, size: tuple[int, int] = 
     model.operations = LeanOperations(plain)
     if model.device.type == "cpu":
         return_what_is_freed()
-    return Leanness(plain, _computed_again(model, images) if again else 0, error)
+    return Leanness(plain, _recomputed(model, images) if recompute else 0, error)
 
 
-def _computed_again(model: Segmenter, images: Tensor) -> int:
+def _recomputed(model: Segmenter, images: Tensor) -> int:
     """How many blocks are computed again: none if that changes the gradient, as where one changes what it is fed."""
     expected = gradient_on(model, images, nullcontext())
     blocks = checkpoint_blocks(model, images)

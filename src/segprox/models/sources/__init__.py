@@ -9,7 +9,7 @@ from segprox.models.segmenter import Segmenter
 from segprox.models.sources.base import Network
 
 
-class Source(NamedTuple):
+class ModelSource(NamedTuple):
     """A library of models."""
 
     example: str
@@ -26,12 +26,14 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "hf": Source(
+    "hf": ModelSource(
         "hf:openmmlab/upernet-convnext-tiny", "Hugging Face transformers: an id on the hub, or a folder", "hf"
     ),
-    "mmseg": Source("mmseg:segformer-mit-b0-cityscapes", "MMSegmentation: a model of the paper, or a config", "mmseg"),
-    "ddcat": Source("ddcat:voc", "DeepLabV3 ResNet-50 DDC-AT, the paper's robust model: voc or cityscapes"),
-    "torchvision": Source("torchvision:deeplabv3_resnet50", "torchvision's segmentation models", "torchvision"),
-    "smp": Source("smp:Unet/resnet34", "Segmentation Models PyTorch: ARCHITECTURE/ENCODER, or a folder", "smp"),
-    "python": Source("python:package.module:factory", "a function of yours that returns a network or a Segmenter"),
+    "mmseg": ModelSource(
+        "mmseg:segformer-mit-b0-cityscapes", "MMSegmentation: a model of the paper, or a config", "mmseg"
+    ),
+    "ddcat": ModelSource("ddcat:voc", "DeepLabV3 ResNet-50 DDC-AT, the paper's robust model: voc or cityscapes"),
+    "torchvision": ModelSource("torchvision:deeplabv3_resnet50", "torchvision's segmentation models", "torchvision"),
+    "smp": ModelSource("smp:Unet/resnet34", "Segmentation Models PyTorch: ARCHITECTURE/ENCODER, or a folder", "smp"),
+    "python": ModelSource("python:package.module:factory", "a function of yours that returns a network or a Segmenter"),
 }

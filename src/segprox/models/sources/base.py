@@ -22,7 +22,7 @@ class Network:
     """A network as its library builds it, and how it is fed: keyword arguments of `Segmenter`."""
 
     module: nn.Module
-    feeding: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     class_names: Sequence[str] = ()
 
 

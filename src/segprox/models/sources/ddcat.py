@@ -115,6 +115,6 @@ def build(identifier: str, options: ModelOptions) -> Network:
     preset = PRESETS[identifier]
     if options.checkpoint is None:
         options = dataclasses.replace(options, checkpoint=str(published(preset.checkpoint, URL)))
-    module = DeepLabV3(options.classes or preset.classes)
+    module = DeepLabV3(options.num_classes or preset.classes)
     load_checkpoint(module, options, f"ddcat:{identifier}", optional=TRAINING_ONLY)
     return Network(module, {"mean": IMAGENET_MEAN, "std": IMAGENET_STD})

@@ -54,11 +54,11 @@ def build(identifier: str, options: ModelOptions) -> Network:
         load_checkpoint(module, options, what)
     names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     universal = _is_universal(config)
-    feeding = _feeding(transformers, identifier, config)
+    preprocessing = _preprocessing(transformers, identifier, config)
     if universal:
         module = MaskProduct(module, RESIZED_MASKS.get(config.model_type), _task(transformers, identifier, config))
-        feeding["output"] = "logits"  # scores that may look like probabilities
-    return Network(module, feeding, names)
+        preprocessing["output"] = "logits"  # scores that may look like probabilities
+    return Network(module, preprocessing, names)
 
 
 def _is_universal(config: Any) -> bool:
@@ -82,7 +82,7 @@ def _load(transformers: Any, identifier: str, config: Any, options: ModelOptions
     return module
 
 
-def _feeding(transformers: Any, identifier: str, config: Any) -> dict[str, Any]:
+def _preprocessing(transformers: Any, identifier: str, config: Any) -> dict[str, Any]:
     """Normalisation as the processor's configuration says; ImageNet's if there is none."""
     try:
         settings, _ = transformers.ImageProcessingMixin.get_image_processor_dict(identifier)
@@ -93,15 +93,15 @@ def _feeding(transformers: Any, identifier: str, config: Any) -> dict[str, Any]:
     normalises = settings.get("do_normalize", "image_mean" in settings)
     mean = settings.get("image_mean", IMAGENET_MEAN) if normalises else (0.0,)
     std = settings.get("image_std", IMAGENET_STD) if normalises else (1.0,)
-    feeding: dict[str, Any] = {
+    preprocessing: dict[str, Any] = {
         "mean": tuple(value / scale for value in mean),
         "std": tuple(value / scale for value in std),
         "bgr": bool(settings.get("do_flip_channel_order", False)),
     }
     if config.model_type in FIXED_SIZE:
         size = config.image_size
-        feeding["resize"] = (size, size) if isinstance(size, int) else tuple(size)
-    return feeding
+        preprocessing["resize"] = (size, size) if isinstance(size, int) else tuple(size)
+    return preprocessing
 
 
 def _task(transformers: Any, identifier: str, config: Any) -> dict[str, Tensor]:

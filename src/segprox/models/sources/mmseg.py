@@ -96,7 +96,7 @@ def build(identifier: str, options: ModelOptions) -> Network:
     with explained(f"{what} cannot be built"):
         segmentor = require("mmseg.registry", "mmseg").MODELS.build(_for_inference(config.model))
     checkpoint = load_checkpoint(segmentor, options, what, optional=TRAINING_ONLY)
-    return Network(WholeImage(segmentor), _feeding(config.model), _class_names(checkpoint.meta))
+    return Network(WholeImage(segmentor), _preprocessing(config.model), _class_names(checkpoint.meta))
 
 
 def _read_config(name: str) -> Any:
@@ -147,15 +147,15 @@ def _dicts(config: Any) -> Iterator[Any]:
             yield from _dicts(value)
 
 
-def _feeding(model: Any) -> dict[str, Any]:
+def _preprocessing(model: Any) -> dict[str, Any]:
     """What the library's data preprocessor does: it gets blue first, flips it if asked to, and normalises 0..255."""
     settings = model.get("data_preprocessor") or {}
     flips = bool(settings.get("bgr_to_rgb") or settings.get("rgb_to_bgr"))
-    feeding: dict[str, Any] = {"scale_255": True, "bgr": not flips}
+    preprocessing: dict[str, Any] = {"scale_255": True, "bgr": not flips}
     if settings.get("mean") is not None:
-        feeding |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}
+        preprocessing |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}
     divisor = (settings.get("test_cfg") or {}).get("size_divisor")
-    return feeding | ({"multiple": int(divisor)} if divisor else {})
+    return preprocessing | ({"multiple": int(divisor)} if divisor else {})
 
 
 def _class_names(meta: Mapping[str, Any]) -> Sequence[str]:

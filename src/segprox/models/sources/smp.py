@@ -25,7 +25,7 @@ def build(identifier: str, options: ModelOptions) -> Network:
     else:
         module, encoder = _from_parts(smp, identifier, options)
         load_checkpoint(module, options, what)
-    return Network(module, _feeding(module, encoder))
+    return Network(module, _preprocessing(module, encoder))
 
 
 def _from_parts(smp: Any, identifier: str, options: ModelOptions) -> tuple[nn.Module, str]:
@@ -37,12 +37,12 @@ def _from_parts(smp: Any, identifier: str, options: ModelOptions) -> tuple[nn.Mo
         )
     with explained(f"smp:{identifier} cannot be built"):
         module: nn.Module = smp.create_model(
-            architecture, encoder_name=encoder, encoder_weights=None, classes=options.classes or 1
+            architecture, encoder_name=encoder, encoder_weights=None, classes=options.num_classes or 1
         )
     return module, encoder
 
 
-def _feeding(module: nn.Module, encoder: str) -> dict[str, Any]:
+def _preprocessing(module: nn.Module, encoder: str) -> dict[str, Any]:
     """ImageNet's normalisation, or the one that timm has for the encoder; logits instead of an activation."""
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     if encoder.startswith(TIMM):

@@ -15,7 +15,7 @@ def build(identifier: str, options: ModelOptions) -> Network:
     known = models.list_models(module=models.segmentation)
     with explained(f"{what} cannot be built (known are: {', '.join(known)})"):
         module = models.get_model(
-            identifier, weights=None, weights_backbone=None, num_classes=options.classes or VOC_CLASSES
+            identifier, weights=None, weights_backbone=None, num_classes=options.num_classes or VOC_CLASSES
         )
     load_checkpoint(module, options, what, optional=[AUXILIARY])
     return Network(module, {"mean": IMAGENET_MEAN, "std": IMAGENET_STD})

@@ -29,9 +29,9 @@ class Glance:
     num_classes: int  # K
     lowest: float  # logit
     highest: float
-    unreal: float  # share with a logit that is NaN or infinite
+    nonfinite: float  # share with a logit that is NaN or infinite
     saturated: float  # share whose largest softmax probability rounds to 1 in float32
-    unreal_gradient: float  # share with a gradient that is NaN or infinite
+    nonfinite_gradient: float  # share with a gradient that is NaN or infinite
     no_gradient: float  # share with a gradient of exactly zero in all channels
 
 
@@ -49,9 +49,9 @@ def glance(model: Segmenter, problem: Problem) -> Glance:
         num_classes=num_classes,
         lowest=values.min().item(),
         highest=values.max().item(),
-        unreal=_share(~values.isfinite().all(1)),
+        nonfinite=_share(~values.isfinite().all(1)),
         saturated=_share(values.float().softmax(1).amax(1) == 1),
-        unreal_gradient=_share(~gradient.isfinite().all(1)),
+        nonfinite_gradient=_share(~gradient.isfinite().all(1)),
         no_gradient=_share((gradient == 0).all(1)),
     )
 
