@@ -18,10 +18,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import segprox
 from realbench import IGNORE, load_network, load_samples, references
-from segprox import make_attack
 from segprox.attacks import PAPER_ATTACKS
-from segprox.run import attack_sample
 
 TARGETED = ("pgd-ce-13x40", "fmn", "pdpgd", "alma-prox")
 
@@ -40,15 +39,14 @@ class Job(NamedTuple):
 def run(folder: Path, model: str, job: Job) -> dict[str, float]:
     torch.set_num_threads(1)
     sample = load_samples(folder)[job.image]
-    found = attack_sample(
-        load_network(folder, model), sample, make_attack(job.attack), ignore=IGNORE, target=job.target
-    )
+    images, labels = sample.image[None], sample.label[None]
+    found = segprox.attack(load_network(folder, model), images, labels, job.attack, target=job.target, ignore=IGNORE)
     return {
-        "norm": found.linf * 255 if found.success else 255.0,
-        "apsr": found.apsr,
-        "success": found.success,
-        "forwards": found.forwards,
-        "backwards": found.backwards,
+        "norm": 255 * (found.images - images).abs().max().item() if found.success else 255.0,
+        "apsr": found.apsr.item(),
+        "success": bool(found.success),
+        "forwards": int(found.forwards),
+        "backwards": int(found.backwards),
         "seconds": found.seconds,
     }
 

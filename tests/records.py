@@ -23,7 +23,7 @@ def make_record(image: str = "a", linf: float = 0.01, success: bool = True, **mo
     """An attacked image; everything that is not said is plausible."""
     score = Score(linf=linf, l2=linf * 10, l1=linf * 100, apsr=1.0 if success else 0.5, success=success)
     fields: dict[str, Any] = {
-        "key": f"key-{image}", "image": image, "image_hash": f"hash-{image}", "height": 4, "width": 5,
+        "key": f"key-{image}", "version": "1", "image": image, "image_hash": f"hash-{image}", "height": 4, "width": 5,
         "labels": "true", "counted": 20, "clean_apsr": 0.1, "clean_accuracy": 0.9, "accuracy": 0.1, "norm": linf,
         "found": score, "rounded": score, "forwards": 10, "backwards": 9, "seconds": 0.5, "saved": {},
         "clean_counts": ClassCounts([10, 6, 2], [1, 1, 0], [1, 0, 1]),
@@ -52,6 +52,6 @@ def make_results(
             make_record(f"i{n:03}", 0.5 if value is None else value, value is not None)
             for n, value in enumerate(values)
         ]
-        records += [ImageError(key=f"f{n}", image=f"f{n}", reason="cannot read it") for n in range(errors)]
+        records += [ImageError(version="1", key=f"f{n}", image=f"f{n}", reason="cannot read it") for n in range(errors)]
         make_store(folder, make_run(attack, **run), records)
     return load_results([folder])

@@ -26,8 +26,9 @@ def make_record(image: str, linf: float, success: bool = True, **changes) -> Rec
     right = 5 if success else 60
     score = Score(linf=linf, l2=1.0, l1=9.0, apsr=0.95 if success else 0.4, success=success)
     fields = {
-        "key": f"key-{image}", "image": image, "image_hash": f"hash of {image}", "height": 32, "width": 48,
-        "labels": "true", "counted": 100, "clean_apsr": 0.1, "clean_accuracy": 0.9, "accuracy": right / 100,
+        "key": f"key-{image}", "version": "1", "image": image, "image_hash": f"hash of {image}",
+        "height": 32, "width": 48, "labels": "true", "counted": 100,
+        "clean_apsr": 0.1, "clean_accuracy": 0.9, "accuracy": right / 100,
         "norm": linf, "found": score, "rounded": score, "forwards": 60, "backwards": 59,
         "clean_counts": ClassCounts([50, 40, 0], [10, 0, 0], [0, 10, 0]),
         "counts": ClassCounts([right, 0, 0], [0, 50 - right, 50], [50 - right, 50, 0]), "saved": {}, "seconds": 1.5,

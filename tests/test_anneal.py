@@ -67,17 +67,17 @@ def test_the_second_stage_goes_on_from_the_best_point_of_the_first():
     points = []
 
     class Remembering(Tracker):
-        def part(self, *args, **options):
-            part = super().child(*args, **options)
-            points.append(part)
-            return part
+        def child(self, *args, **options):
+            child = super().child(*args, **options)
+            points.append(child)
+            return child
 
     tracker = Remembering(model, problem, "linf", "most")
     norms = []
     Anneal(steps=TWO, epsilon="1/255").search(tracker, lambda query, radius: norms.append(query.apsr.item()))
-    first, second = (part for part in points if part._remembers_for_whole and part._whole is tracker)
-    assert norms[TWO // 2] == first.best_apsr.item()
-    assert tracker.best.apsr.item() == max(first.best_apsr.item(), second.best_apsr.item())
+    first, second = (child for child in points if child._shared and child._parent is tracker)
+    assert norms[TWO // 2] == first.best.apsr.item()
+    assert tracker.best.apsr.item() == max(first.best.apsr.item(), second.best.apsr.item())
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -215,7 +215,7 @@ def test_queries_are_those_announced(name):
     problem, attack = small_problem(name, model, threshold=1.0), make_attack(name, **SHORT[name])
     found = attack.run(model, problem)
     forwards, backwards = attack.cost()
-    if name.startswith("dag"):  # stops at success
+    if name.startswith("dag-0.003"):  # stops at success
         assert (found.forwards <= forwards).all()
     else:
         assert found.forwards.tolist() == [forwards] * 3
@@ -304,7 +304,7 @@ def test_random_starts_differ_by_seed_and_image_only():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("dag", {"norm": "l2"}, "norm of dag cannot be 'l2'"),
+        ("dag-0.003", {"norm": "l2"}, "norm of dag-0.003 cannot be 'l2'"),
         ("alma", {"norm": "linf"}, "norm of alma cannot be 'linf'"),
         ("pgd", {"norm": "l1"}, "norm of pgd cannot be 'l1'"),
         ("pgd", {"epsilon": "8/0"}, "epsilon of pgd cannot be '8/0'"),
@@ -597,7 +597,7 @@ def test_images_use_their_queries_on_their_own():
         ("alma-prox", {"steps": 120}),  # with a pilot that ends early for some
         ("bisect:pgd", {"steps": 8, "rounds": 4, "stop_early": True}),
         ("bisect:apgd", {"steps": 8, "rounds": 4, "stop_early": True}),
-        ("dag", {"steps": 60, "step_size": 0.002}),
+        ("dag-0.003", {"steps": 60, "step_size": 0.002}),
     ],
 )
 def test_an_image_without_queries_left_does_not_end_the_attack_of_others(name, options):

@@ -277,7 +277,7 @@ def test_classes_that_do_not_fit(scenes):
     cases = [(8, "green"), (7, "amber"), (9, "red"), (None, "green")]
     for wanted, verdict in cases:
         assert rows(street(), scenes[:1], num_classes=wanted)["classes"].verdict == verdict
-    found = rows(street(classes=[0, 1, 2]), scenes)
+    found = rows(street(channels=[0, 1, 2]), scenes)
     assert found["classes"].verdict == "red"
     assert "occurs but the model's classes are 0 to 2" in found["classes"].finding
 

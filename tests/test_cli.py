@@ -5,7 +5,7 @@ import errno
 import pytest
 import torch
 
-from segprox.cli.look import STATE_BYTES
+from segprox.attacks import state_bytes
 from segprox.data import DATASETS
 from segprox.models import held_bytes, load_model
 from segprox.run.store import stores
@@ -72,7 +72,7 @@ def test_an_attack_is_shown_with_fields_and_citation(segprox, name, expected):
 
 def test_audit_says_where_an_attack_is_too_weak(segprox):
     # DAG reaches the target well within half of the range; one step does not
-    arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag", "--fixed", "fgsm", "--target", "building"]
+    arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag-0.003", "--fixed", "fgsm", "--target", "building"]
     code, output, _ = segprox("audit", *arguments)
     assert code == 0
     assert "attack too weak here: fgsm" in " ".join(output.split())
@@ -112,7 +112,7 @@ def test_check_of_a_good_model(segprox):
 def test_check_of_a_spoilt_model(segprox, monkeypatch, spoil, expected_code, mark, sentence):
     model = load_model("demo-standard")
     model.model.head.register_forward_hook(lambda _module, _inputs, logits: spoil(logits))
-    monkeypatch.setattr("segprox.cli.look.load_model", lambda _: model)
+    monkeypatch.setattr("segprox.models.load_model", lambda _: model)
     code, output, _ = segprox("check", "--model", "spoilt", "--limit", 1)
     assert code == expected_code
     assert mark in output
@@ -208,7 +208,7 @@ def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("segprox.cli.demo.write_page", full)
+    monkeypatch.setattr("segprox.report.page.write_page", full)
     code, output, error = segprox("demo", "--images", 1, "--steps", 2, "--out", tmp_path)
     assert code == 2
     assert "scene-0000" in output
@@ -218,11 +218,11 @@ def test_a_full_disk_is_said_after_the_table(segprox, monkeypatch, tmp_path):
 def test_memory_says_what_would_be_held(segprox):
     code, output, _ = segprox("memory", "--model", "demo-standard", "--size", "6000x8000")  # nothing is computed
     assert code == 0
-    rows = {line[:20].strip(): line[20:].split() for line in output.splitlines() if "1/" in line}
+    rows = {line[:16].strip(): line[16:].split() for line in output.splitlines() if "1/" in line}
     assert list(rows) == ["plain", "lean", "lean, recompute"]
     model, images = load_model("demo-standard").to("meta"), torch.empty(1, 3, 6000, 8000, device="meta")
     held = held_bytes(model, images) / 2**30
-    beside = 6000 * 8000 * (2 * 4 * 8 + STATE_BYTES) / 2**30  # two maps of logits of eight classes, and the attack
+    beside = state_bytes(6000, 8000, 8) / 2**30  # two maps of logits of eight classes, and the attack
     assert rows["plain"] == [f"{held:.2f}", "1/1.0", f"{held + beside:.2f}"]
     small, share, total = rows["lean"]
     assert float(small) < held / 60

@@ -659,12 +659,6 @@ def test_every_source_says_what_it_reads(source):
     assert len(DATASETS[source].layout) > 10
 
 
-def test_the_embedded_scenes_have_two_names():
-    one, other = load_dataset("demo?length=2"), load_dataset("synthetic?length=2")
-    assert torch.equal(one[1].image, other[1].image)
-    assert one.names == ("scene-0000", "scene-0001")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -19,7 +19,8 @@ from PIL import Image
 from segprox import SegproxError
 from segprox.attacks import Fmn
 from segprox.run.engines import Local
-from segprox.run.evaluate import Evaluation, estimate, validate
+from segprox.run.evaluate import Evaluation, estimate
+from segprox.run.execution import Execution
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.record import ImageError, Record, same
 from segprox.run.store import Store, stores
@@ -33,7 +34,7 @@ def a_run(model="demo-standard", dataset="demo", attack="fmn", goal="untargeted"
 
 
 def done(out, *runs, **options):
-    """The events of an evaluation in this process."""
+    """What an evaluation in this process does: statuses and records."""
     return list(Evaluation(runs, out, **options).go(Local()))
 
 
@@ -75,8 +76,8 @@ def fail_at(monkeypatch, number, error):
 def test_what_is_done_is_not_done_again(tmp_path, batch_sizes):
     run = a_run(limit=3)
     events = done(tmp_path, run)
-    assert [event.record.image for event in events] == ["scene-0000", "scene-0001", "scene-0002"]
-    assert [len(event.status.records) for event in events] == [3, 3, 3]  # one status, which grows
+    assert [record.image for _, record in events] == ["scene-0000", "scene-0001", "scene-0002"]
+    assert [len(status.records) for status, _ in events] == [3, 3, 3]  # one status, which grows
     assert len(batch_sizes) == 3
     lines = (only(tmp_path).folder / "records.jsonl").read_bytes()
     assert done(tmp_path, run) == []
@@ -85,9 +86,9 @@ def test_what_is_done_is_not_done_again(tmp_path, batch_sizes):
 
 
 def test_each_record_is_on_the_disk_before_it_is_told(tmp_path):
-    for count, event in enumerate(Evaluation([a_run(limit=2)], tmp_path).go(Local()), start=1):
+    for count, (_, record) in enumerate(Evaluation([a_run(limit=2)], tmp_path).go(Local()), start=1):
         assert list(only(tmp_path).latest()) == ["scene-0000", "scene-0001"][:count]
-        assert only(tmp_path).latest()[event.record.image] == event.record
+        assert only(tmp_path).latest()[record.image] == record
 
 
 def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_path, batch_sizes):
@@ -104,7 +105,7 @@ def test_a_raised_limit_goes_on_and_a_lowered_one_loses_nothing(segprox, tmp_pat
 
 def test_batches_make_no_difference(tmp_path):
     done(tmp_path / "one", a_run(limit=3))
-    done(tmp_path / "two", a_run(limit=3), batch=2)
+    done(tmp_path / "two", a_run(limit=3), execution=Execution(batch=2))
     one, two = (only(tmp_path / name).latest() for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert all(same(one[name], two[name]) for name in one)
@@ -116,11 +117,11 @@ def test_a_changed_image_is_done_again(tmp_path, folder, batch_sizes):
     picture = np.array(Image.open(folder / "images/1.png"))
     picture[0, 0, 0] ^= 1
     Image.fromarray(picture).save(folder / "images/1.png")
-    (event,) = done(out, run)
-    assert event.record.image == "1"
+    ((_, record),) = done(out, run)
+    assert record.image == "1"
     assert len(batch_sizes) == 4
     assert [record.image for record in only(out).records()] == ["0", "1", "2", "1"]
-    assert only(out).latest()["1"] == event.record
+    assert only(out).latest()["1"] == record
 
 
 def test_errors_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes):
@@ -128,13 +129,13 @@ def test_errors_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes
     with monkeypatch.context() as patch:
         fail_at(patch, 2, RuntimeError("bad luck"))
         events = done(tmp_path, run)
-    assert [type(event.record) for event in events] == [Record, ImageError, Record]
-    assert events[1].record.reason == "RuntimeError: bad luck"
+    assert [type(record) for _, record in events] == [Record, ImageError, Record]
+    assert events[1][1].reason == "RuntimeError: bad luck"
     assert done(tmp_path, run) == []
-    (event,) = done(tmp_path, run, retry_errors=True)
-    assert event.record.image == "scene-0001"
-    assert isinstance(event.record, Record)
-    assert event.status.errors == 0
+    ((status, record),) = done(tmp_path, run, retry_errors=True)
+    assert record.image == "scene-0001"
+    assert isinstance(record, Record)
+    assert status.errors == 0
     assert done(tmp_path, run, retry_errors=True) == []
 
 
@@ -345,8 +346,8 @@ def test_a_spec_is_counted_without_models_and_data(segprox):
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip().startswith(("voc", "city"))}
     # 3 models x 2 goals x 11 attacks on the 1449 images of VOC's validation set, and so on
     assert rows["voc:data/VOCdevkit?split=val&size=short-512"][:3] == ["1,449", "66", f"{1449 * 66:,}"]
-    assert rows["cityscapes:data/cityscapes?split=val"][:3] == ["500", "93", f"{500 * 93:,}"]
-    assert "203 runs in all, 185,012 images to attack" in text
+    assert rows["cityscapes:data/cityscapes?split=val"][:3] == ["500", "92", f"{500 * 92:,}"]
+    assert "202 runs in all, 184,512 images to attack" in text
 
 
 def test_a_spec_on_a_dataset_of_unknown_size_is_counted_too(segprox, tmp_path):
@@ -406,7 +407,7 @@ def test_models_that_are_not_what_they_should_be_are_refused_early(tmp_path):
     (tmp_path / "net.py").write_text("import torch\ndef net():\n    return torch.nn.Sequential("
                                      "torch.nn.Conv2d(3, 8, 1), torch.nn.Softmax(1))")  # fmt: skip
     with pytest.raises(SegproxError, match="seems to return probabilities"):
-        validate([a_run(model=f"python:{tmp_path}/net.py:net")])
+        Evaluation([a_run(model=f"python:{tmp_path}/net.py:net")], tmp_path).validate()
 
 
 def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path, folder):
@@ -469,7 +470,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(segprox, tmp_path, monkey
 
 
 def test_two_processes_cannot_write_to_one_run(segprox, tmp_path, batch_sizes):
-    run = a_run(dataset="synthetic", limit=1)
+    run = a_run(limit=1)
     with Store(tmp_path / run.folder):
         code, _, error = segprox("evaluate", *FAST, "--limit", 1, "--out", tmp_path)
     assert code == 2

@@ -102,7 +102,7 @@ def test_policy_names_exactly_our_code(tmp_path):
 def test_names_stay_names(tmp_path):
     header = HEADER | {"classes": [*HOSTILE[:3]], "environment": {"host": HOSTILE[0]}}
     records = [make_record(name, 0.01) for name in HOSTILE]
-    errors = [ImageError(key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
+    errors = [ImageError(version="1", key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
     write_run(tmp_path, [*records, *errors], model=HOSTILE[0], goal=HOSTILE[1], header=header)
     _, text, elements = page(tmp_path)
     assert sorted(record["image"] for record in elements.data["runs"][0]["records"]) == sorted(HOSTILE)
@@ -144,7 +144,7 @@ DEGENERATE = {
     "no success": ([make_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
     "one image": ([make_record("one", 0.01)], HEADER, "The image was broken"),
     "no classes": ([make_record("one", 0.01)], BARE, "1 of 1 broken"),
-    "errors only": ([ImageError(key="k", image="a", reason="no such file")], HEADER, "no such file"),
+    "errors only": ([ImageError(version="1", key="k", image="a", reason="no such file")], HEADER, "no such file"),
     "nothing": ([], {}, "No image was attacked"),
 }
 
@@ -281,7 +281,7 @@ def test_half_is_not_between_broken_and_not_broken(tmp_path):
 def test_caveats(tmp_path):
     held = Score(linf=0.01, l2=1, l1=1, apsr=0.5, success=False)
     records = [make_record("a", 0.01, labels="model", rounded=held), make_record("b", 0.01, labels="model")]
-    error = ImageError(key="k", image="c", reason="unreadable")
+    error = ImageError(version="1", key="k", image="c", reason="unreadable")
     write_run(tmp_path, [*records, error])
     texts = " ".join(said(tmp_path)[0])
     assert "undoes 1 of 2 successful attacks" in texts

@@ -317,7 +317,7 @@ def load_runs(browser):
 @pytest.mark.parametrize("case", ["errors", "no pictures", "nothing"])
 def test_degenerate(case, browser, tmp_path):
     entries = {
-        "errors": [ImageError(key="k", image=HOSTILE[0], reason=HOSTILE[1])],
+        "errors": [ImageError(version="1", key="k", image=HOSTILE[0], reason=HOSTILE[1])],
         "no pictures": [make_record("only", 0.01, False)],
         "nothing": [],
     }[case]

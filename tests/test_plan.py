@@ -32,7 +32,7 @@ def test_a_spec_is_read_in_full():
             datasets: [demo]
             attacks: [fmn, {name: pgd, set: {steps: 3, epsilon: 8/255}}]
             goals: [untargeted, road]
-          - {models: [demo-robust], datasets: ["demo?seed=1"], attacks: [dag]}
+          - {models: [demo-robust], datasets: ["demo?seed=1"], attacks: [dag-0.003]}
     """)
     options = {"device": "cpu"}
     assert spec.settings == Settings(
@@ -46,7 +46,7 @@ def test_a_spec_is_read_in_full():
         "demo-robust | demo | pgd steps=3 epsilon=8/255 | road",
     ]
     assert len(runs) == 9
-    assert runs[-1].title == "demo-robust | demo?seed=1 | dag | untargeted"
+    assert runs[-1].title == "demo-robust | demo?seed=1 | dag-0.003 | untargeted"
     assert all(run.settings == spec.settings for run in runs)
     assert runs[1].attack.make() == make_attack("pgd", steps=3, epsilon=8 / 255)
 
@@ -103,7 +103,7 @@ DIFFERENT = [
     a_run(model="demo-standard"),
     a_run(model="demo/robust"),
     a_run(dataset="demo?seed=1"),
-    a_run(attack="dag"),
+    a_run(attack="dag-0.003"),
     a_run(fields={"steps": 5}),
     a_run(fields={"steps": 6}),
     a_run(goal="road"),
@@ -174,7 +174,7 @@ def test_the_shipped_paper_is_the_whole_evaluation():
 def test_the_shipped_paper_has_the_ablation_of_masking():
     ablation = [run for run in shipped("paper").runs() if "masking" in run.attack.set]
     assert {(run.attack.name, run.attack.set["masking"]) for run in ablation} == {
-        ("alma-prox", "none"), ("alma-prox", "fixed"), ("pdpgd", "none"), ("pdpgd", "fixed"), ("pdpgd", "decay"),
+        ("alma-prox", "none"), ("alma-prox", "fixed"), ("pdpgd", "fixed"), ("pdpgd", "decay"),
     }  # fmt: skip
     for run in ablation:
         attack = run.attack.make()

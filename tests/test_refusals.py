@@ -110,8 +110,8 @@ def test_outputs_that_are_no_logits(after):
 
 
 def test_class_subset_that_does_not_exist():
-    with pytest.raises(SegproxError, match=r"classes \[0, 7\] do not fit a model with 4 output channels"):
-        Segmenter(network(), classes=[0, 7])(IMAGES)
+    with pytest.raises(SegproxError, match=r"channels \[0, 7\] do not fit a model with 4 output channels"):
+        Segmenter(network(), channels=[0, 7])(IMAGES)
 
 
 def test_std_of_zero():

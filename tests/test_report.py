@@ -72,7 +72,7 @@ def varied(seed=0, images=9):
         records.append(
             make_record(f"i{n}", linf, success, clean_counts=counts[0], counts=counts[1], rounded=rounded, **queries)
         )
-    errors = (ImageError(key="k", image="x", reason="gone"),)
+    errors = (ImageError(version="1", key="k", image="x", reason="gone"),)
     return RunResults(Path("f/r"), make_run(), {}, tuple(records), errors)
 
 

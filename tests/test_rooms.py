@@ -1,15 +1,18 @@
 """Rooms know only the rooms to their left: an import the other way is a sign that something is in the wrong place."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
 NUMERIC = {"errors", "naming", "norms", "problem", "losses", "prox"}
-CORE = {*NUMERIC, "models", "trace", "tracker"}
+CORE = {*NUMERIC, "models", "registry", "trace", "best", "result", "tracker"}
 ALLOWED = {
     "errors": set(),
+    "registry": {"errors"},
     "naming": {"errors"},
     "optional": {"errors"},
     "norms": set(),
@@ -17,19 +20,17 @@ ALLOWED = {
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
-    "data": {"errors", "naming", "optional"},
-    "models": {
-        "errors",
-        "naming",
-        "optional",
-        "problem",
-        "data",
-    },  # the embedded model knows the classes of the embedded scenes
+    "data": {"errors", "naming", "optional", "registry"},
+    # the embedded model knows the classes of the embedded scenes
+    "models": {"errors", "naming", "optional", "problem", "registry", "data"},
     "trace": set(),
+    "best": {"problem"},
+    "result": {"trace"},
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "optional", "attacks", "counts", "data"},
     "report": {*CORE, "attacks", "counts", "data", "run"},
+    "api": {*CORE, "attacks"},
 }
 
 
@@ -45,3 +46,17 @@ def test_imports(room):
     files = (SOURCE / room).rglob("*.py") if (SOURCE / room).is_dir() else [SOURCE / f"{room}.py"]
     found = {name for file in files for name in imports(file)} - {room}
     assert found <= ALLOWED[room]
+
+
+def test_every_room_is_listed():
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms - {"__init__", "__main__", "cli"} == set(ALLOWED)
+
+
+LIGHT = ("torch", "numpy", "matplotlib", "pydantic")
+
+
+def test_help_imports_nothing_heavy():
+    code = f"import sys, segprox.cli; print([name for name in {LIGHT!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -18,7 +18,7 @@ import segprox
 from segprox import SegproxError
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, from_line, same, to_line
-from segprox.run.store import HEADER, IMAGES, LOCK, RECORDS, Store, stores
+from segprox.run.store import HEADER, LOCK, RECORDS, Store, stores
 
 RUN = Run(model="demo-robust", dataset="demo", attack=AttackEntry(name="fmn"))
 SCORE = Score(linf=0.1, l2=1.0, l1=3.0, apsr=0.5, success=False)
@@ -27,7 +27,8 @@ COUNTS = ClassCounts([1, 2], [3, 4], [5, 6])
 
 def a_record(image="a", *, score=SCORE, **changes):
     fields = {
-        "key": "k", "image": image, "image_hash": "h", "height": 2, "width": 3, "labels": "true", "counted": 6,
+        "key": "k", "version": "1", "image": image, "image_hash": "h", "height": 2, "width": 3, "labels": "true",
+        "counted": 6,
         "clean_apsr": 0.25, "clean_accuracy": 0.75, "accuracy": 0.5, "norm": 0.1, "found": score, "rounded": score,
         "forwards": 5, "backwards": 4, "clean_counts": COUNTS, "counts": COUNTS, "saved": {}, "seconds": 1.5,
     }  # fmt: skip
@@ -75,12 +76,14 @@ def test_records_from_before_there_were_traces():
 
 @given(st.text(), st.text())
 def test_failures_survive(image, reason):
-    error = ImageError(key="k", image=image, reason=reason)
+    error = ImageError(version="1", key="k", image=image, reason=reason)
     assert from_line(to_line(error)) == error
 
 
 def test_names_that_are_no_text_survive():
-    error = ImageError(key="k", image=os.fsdecode(b"caf\xe9"), reason="r")  # as a file system may have them
+    error = ImageError(
+        version="1", key="k", image=os.fsdecode(b"caf\xe9"), reason="r"
+    )  # as a file system may have them
     assert from_line(to_line(error)) == error
 
 
@@ -91,7 +94,7 @@ def test_other_lines_are_refused(line):
 
 
 def test_a_misspelt_field_is_refused():
-    line = to_line(ImageError(key="k", image="a", reason="r")).replace('"reason"', '"raeson"')
+    line = to_line(ImageError(version="1", key="k", image="a", reason="r")).replace('"reason"', '"raeson"')
     with pytest.raises(ValueError, match="raeson"):
         from_line(line)
 
@@ -101,14 +104,14 @@ def test_same_looks_at_everything_but_time():
     assert not same(a_record(norm=0.1), a_record(norm=math.nextafter(0.1, 1)))
     assert not same(a_record(trace=[(3, 0.1)]), a_record(trace=[(4, 0.1)]))
     assert not same(a_record(), a_record(score=Score(linf=0.1, l2=1.0, l1=3.0, apsr=0.5, success=True)))
-    error = ImageError(key="k", image="a", reason="r")
+    error = ImageError(version="1", key="k", image="a", reason="r")
     assert same(error, error)
     assert not same(error, a_record())
     assert not same(a_record(), error)
 
 
 def test_what_is_appended_is_read(store):
-    error = ImageError(key="k", image="b", reason="why\nnot")
+    error = ImageError(version="1", key="k", image="b", reason="why\nnot")
     with store:
         store.append(a_record("a"))
         store.append(error)
@@ -243,7 +246,7 @@ def test_the_header(store):
     assert store.run == RUN
     assert store.header["images"] == 100
     assert store.header["segprox"] == segprox.__version__
-    assert store.header["format"] == 1
+    assert store.header["format"] == 2
 
 
 def test_the_first_header_is_kept_but_for_what_is_wanted(store):
@@ -276,16 +279,17 @@ def test_another_format_is_refused(store):
     with store:
         store.start(RUN, {})
     content = json.loads((store.folder / HEADER).read_text())
-    (store.folder / HEADER).write_text(json.dumps(content | {"format": 2, "segprox": "9.0"}))
+    (store.folder / HEADER).write_text(json.dumps(content | {"format": 1, "segprox": "0.0.9"}))
     for use in (lambda: store.header, lambda: store.run, lambda: store.start(RUN, {})):
         with pytest.raises(
-            SegproxError, match=r"was written by segprox 9\.0 in format 2, but this is .* format 1 only"
+            SegproxError,
+            match=r"was written by segprox 0\.0\.9 in format 1, but this is .* format 2 only; write to another",
         ):
             use()
-    assert json.loads((store.folder / HEADER).read_text())["format"] == 2
+    assert json.loads((store.folder / HEADER).read_text())["format"] == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 1}', '{"format": 1, "run": {}}', "\udcff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 2}', '{"format": 2, "run": {}}', "\udcff"])
 def test_a_damaged_header_is_named(store, text):
     store.folder.mkdir()
     (store.folder / HEADER).write_text(text, errors="surrogateescape")
@@ -304,7 +308,7 @@ def test_files_are_written_before_their_record_and_whole(store, monkeypatch):
     sync = os.fsync
 
     def watched(descriptor):
-        images = store.folder / IMAGES
+        images = store.folder / "images"
         seen.append((sorted(path.name for path in images.iterdir()), len(names(store))))
         sync(descriptor)
 

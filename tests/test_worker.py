@@ -150,7 +150,7 @@ def test_names_of_files_are_plain_and_different():
 
     files = []
     for name in names:
-        job = _Job.make(prepared, prepared.data[0]._replace(name=name))
+        job = _Job.make(prepared, prepared.data[0]._replace(name=name), "key")
         files.append(_file_name(job))
     assert len(set(files)) == len(names)
     for file in files:
@@ -304,7 +304,7 @@ def test_an_image_that_killed_its_workers_is_not_even_looked_at(folder, batch_si
 def key(run, change=None):
     prepared = prepare(run)
     sample = prepared.data[0]
-    return prepared.key(prepared.problem(sample if change is None else change(sample)))
+    return prepared.key(sample if change is None else change(sample))
 
 
 def changed(plane, value):
@@ -336,11 +336,10 @@ def test_keys_change_with_whatever_changes_the_result():
 def test_a_target_is_not_the_same_as_labels():
     sample = load_dataset("demo")[0]
     labels = torch.full_like(sample.label, 3)
-    prepared = prepare(a_run())
-    targeted = prepare(a_run(goal="road"))
-    away, towards = prepared.problem(sample._replace(label=labels)), targeted.problem(sample._replace(label=labels))
-    assert torch.equal(away.labels, towards.labels)
-    assert prepared.key(away) != targeted.key(towards)
+    away, towards = prepare(a_run()), prepare(a_run(goal="road"))
+    sample = sample._replace(label=labels)
+    assert torch.equal(away.problem(sample).labels, towards.problem(sample).labels)
+    assert away.key(sample) != towards.key(sample)
 
 
 def test_keys_do_not_change_with_what_does_not():
@@ -348,7 +347,7 @@ def test_keys_do_not_change_with_what_does_not():
     assert first == key(a_run(limit=3)) == key(a_run(save=("png",)))
     assert first == key(a_run(fields={"steps": "4"})) == key(a_run(fields={"steps": 4, "norm": "linf"}))
     assert first == key(a_run(), lambda sample: sample._replace(name="other"))
-    assert first == key(a_run(dataset="synthetic"))
+    assert first == key(a_run(model_options={"channels_last": True})) == key(a_run(model="demo-standard?lean=true"))
 
 
 def test_keys_of_attacks_differ_where_attacks_do():
@@ -356,7 +355,7 @@ def test_keys_of_attacks_differ_where_attacks_do():
     for name in ATTACKS:
         goal = "road" if name == "asma" else "untargeted"
         prepared = prepare(a_run(attack=name, fields={}, goal=goal))
-        seen[repr(prepared.attack), goal] = prepared.key(prepared.problem(prepared.data[0]))
+        seen[repr(prepared.attack), goal] = prepared.key(prepared.data[0])
     assert len(set(seen.values())) == len(seen) > 20
 
 
@@ -385,6 +384,7 @@ def test_models_may_have_options_that_are_lists(folder):
 
 def test_prepared_runs_are_plain_data():
     prepared = prepare(a_run(attack="bisect:pgd", fields={"rounds": 2}))
-    assert prepared.attack_fields["class"] == "Bisection"
-    assert prepared.attack_fields["attack"]["steps"] == 40
+    described = prepared.attack.described()
+    assert (described["class"], described["revision"]) == ("Bisection", 1)
+    assert (described["attack"]["class"], described["attack"]["steps"]) == ("Pgd", 40)
     assert dataclasses.asdict(prepared.run)["attack"]["set"] == {"rounds": 2}

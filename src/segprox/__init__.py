@@ -5,31 +5,70 @@
 >>> result = segprox.attack(segprox.load_model("demo-standard"), scene.image[None], scene.label[None], steps=2)
 """
 
-from segprox.api import attack
-from segprox.attacks import AlmaProx, Anneal, Attack, Palma, Progress, make_attack
-from segprox.data import Sample, load_dataset
-from segprox.errors import SegproxError
-from segprox.models import Segmenter, load_model
-from segprox.problem import Problem
-from segprox.prox import prox_linf_box
-from segprox.result import AttackResult
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from segprox.api import attack
+    from segprox.attacks import (
+        AlmaProx,
+        Anneal,
+        Attack,
+        FixedEpsilonAttack,
+        MinimalAttack,
+        Palma,
+        Progress,
+        ProgressReporter,
+        list_attacks,
+        make_attack,
+        register_attack,
+        register_objective,
+    )
+    from segprox.data import Dataset, Sample, list_datasets, load_dataset, register_dataset
+    from segprox.errors import SegproxError
+    from segprox.losses import Loss
+    from segprox.models import Segmenter, list_models, load_model, register_model, register_model_source
+    from segprox.problem import Problem
+    from segprox.prox import prox_linf_box
+    from segprox.result import AttackResult
+    from segprox.tracker import Tracker
 
 __version__ = "0.1.0"
 
+# Imported when first used: torch takes seconds, and neither --help nor a look at the version needs it.
+_ROOMS = {
+    "segprox.api": ("attack",),
+    "segprox.attacks": (
+        "AlmaProx", "Anneal", "Attack", "FixedEpsilonAttack", "MinimalAttack", "Palma", "Progress",
+        "ProgressReporter", "list_attacks", "make_attack", "register_attack", "register_objective",
+    ),
+    "segprox.data": ("Dataset", "Sample", "list_datasets", "load_dataset", "register_dataset"),
+    "segprox.errors": ("SegproxError",),
+    "segprox.losses": ("Loss",),
+    "segprox.models": ("Segmenter", "list_models", "load_model", "register_model", "register_model_source"),
+    "segprox.problem": ("Problem",),
+    "segprox.prox": ("prox_linf_box",),
+    "segprox.result": ("AttackResult",),
+    "segprox.tracker": ("Tracker",),
+}  # fmt: skip
+_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
+
 __all__ = [
-    "AlmaProx",
-    "Anneal",
-    "Attack",
-    "AttackResult",
-    "Palma",
-    "Problem",
-    "Progress",
-    "Sample",
-    "Segmenter",
-    "SegproxError",
-    "attack",
-    "load_dataset",
-    "load_model",
-    "make_attack",
-    "prox_linf_box",
-]
+    "AlmaProx", "Anneal", "Attack", "AttackResult", "Dataset", "FixedEpsilonAttack", "Loss",
+    "MinimalAttack", "Palma", "Problem", "Progress", "ProgressReporter", "Sample",
+    "Segmenter", "SegproxError", "Tracker", "attack", "list_attacks", "list_datasets", "list_models", "load_dataset",
+    "load_model", "make_attack", "prox_linf_box", "register_attack", "register_dataset", "register_model",
+    "register_model_source", "register_objective",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

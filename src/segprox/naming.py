@@ -1,6 +1,6 @@
 """How models and datasets are named, `source:identifier?option=value&option=value`, and how options are checked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -72,6 +72,13 @@ def refusal(error: ValidationError, what: str) -> SegproxError:
     return SegproxError(f"{first['loc'][0]} of {what} cannot be {first['input']!r}: {reason}")
 
 
+class Choices:
+    """In the type of a field: the names that it may have, listed where the field is described."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = names
+
+
 class Description(NamedTuple):
     """A field, for people."""
 
@@ -81,15 +88,16 @@ class Description(NamedTuple):
 
 
 def describe_fields(made: Any) -> list[Description]:
-    """The fields of a dataclass that say what they mean, with their values."""
-    described = []
-    for name, annotation in get_type_hints(type(made), include_extras=True).items():
+    """The fields of a dataclass with their values, and with what they mean where their types say so."""
+    described, hints = [], get_type_hints(type(made), include_extras=True)
+    for name in (entry.name for entry in fields(made)):
+        annotation, value = hints[name], getattr(made, name)
         info = next((part for part in get_args(annotation) if isinstance(part, FieldInfo)), None)
-        if info is None:
-            continue
-        kind, value = get_args(annotation)[0], getattr(made, name)
+        kind = get_args(annotation)[0] if info else annotation
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        among = f" ({', '.join(choices)})" if len(choices) > 1 else ""
+        choices = next((tuple(part.names) for part in get_args(annotation) if isinstance(part, Choices)), choices)
+        among = f" ({', '.join(map(str, choices))})" if len(choices) > 1 else ""
         shown = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-        described.append(Description(name, shown, f"{info.description}{among}"))
+        meaning = info.description if info and info.description else ""
+        described.append(Description(name, shown, f"{meaning}{among}".strip()))
     return described

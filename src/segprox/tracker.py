@@ -65,6 +65,14 @@ class Tracker:
         max_queries: the most forwards plus backwards of an image; then there is no answer, and when no image has any
             left, `QueriesExhausted` ends the attack. If no point that could be returned was queried by then, the image
             itself is returned, for which a forward is kept back.
+
+    Example:
+        >>> import segprox
+        >>> scene, model = segprox.load_dataset("demo")[0], segprox.load_model("demo-standard")
+        >>> tracker = segprox.Tracker(model, segprox.Problem.build(scene.image[None], scene.label[None]), "linf")
+        >>> query = tracker.query(scene.image[None])
+        >>> query.logits.shape, tracker.best.success.tolist(), tracker.forwards.tolist()
+        (torch.Size([1, 8, 128, 256]), [False], [1])
     """
 
     def __init__(

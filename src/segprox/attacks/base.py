@@ -1,5 +1,6 @@
 """What every attack is."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -65,11 +66,17 @@ class Attack(ABC):
 
     norm: NormName
     family: ClassVar[Family]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = "no publication"  # authors, title, venue and year
     revision: ClassVar[int] = 1  # goes up whenever the algorithm changes, so that old and new records never mix
     keeps: ClassVar[Keep]  # which of the queried points is the result
     stops_at_success: ClassVar[bool] = False
     targeted_only: ClassVar[bool] = False
+
+    def described(self) -> dict[str, Any]:
+        """Class, revision and every field, as plain data: all of the attack that determines a result."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]  # attacks are dataclasses
+        plain = {name: value.described() if isinstance(value, Attack) else value for name, value in values.items()}
+        return {"class": type(self).__name__, "revision": self.revision, **plain}
 
     @abstractmethod
     def search(self, tracker: Tracker, report: "ProgressReporter") -> None:
@@ -129,7 +136,13 @@ class Attack(ABC):
 
 
 class MinimalAttack(Attack):
-    """An attack that looks for the smallest perturbation that succeeds."""
+    """An attack that looks for the smallest perturbation that succeeds.
+
+    Example:
+        >>> import segprox
+        >>> isinstance(segprox.make_attack("fmn"), segprox.MinimalAttack)
+        True
+    """
 
     family: ClassVar[Family] = "minimal"
     keeps: ClassVar[Keep] = "smallest"
@@ -142,7 +155,16 @@ class MinimalAttack(Attack):
 
 
 class ProgressReporter:
-    """Hands the iterations of an attack, and of the attacks it is made of, to a callback, numbered in one row."""
+    """Hands the iterations of an attack, and of the attacks it is made of, to a callback, numbered in one row.
+
+    Example:
+        >>> import segprox
+        >>> scene, model = segprox.load_dataset("demo")[0], segprox.load_model("demo-standard")
+        >>> tracker = segprox.Tracker(model, segprox.Problem.build(scene.image[None], scene.label[None]), "linf")
+        >>> report = segprox.ProgressReporter(lambda progress: print(progress.iteration, progress.norm.item()))
+        >>> report(tracker.query(scene.image[None]))
+        1 0.0
+    """
 
     def __init__(self, callback: Callback | None) -> None:
         self.callback, self.iteration = callback, 0
@@ -164,7 +186,14 @@ def _fraction(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class FixedEpsilonAttack(Attack):
-    """An attack that does the most damage within a given distance, epsilon."""
+    """An attack that does the most damage within a given distance, epsilon.
+
+    Example:
+        >>> import segprox
+        >>> attack = segprox.make_attack("pgd", epsilon="2/255")
+        >>> isinstance(attack, segprox.FixedEpsilonAttack), round(attack.epsilon, 4)
+        (True, 0.0078)
+    """
 
     family: ClassVar[Family] = "fixed-epsilon"
     keeps: ClassVar[Keep] = "most"

@@ -5,22 +5,21 @@ are to grow, targeted or not. A pixel is pending while it is not yet as the atta
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 
 from segprox.losses import Loss, cross_entropy, dlr, houdini, js_divergence, margin, tsallis
+from segprox.naming import Choices
 from segprox.problem import Problem
+from segprox.registry import Registry
 from segprox.tracker import Query
 
 SHARPEST = 0.03  # the width of the smoothed step in the end, over the mean size of margins; 1 to begin with
 
 Objective = Callable[[Query, Problem, float], Loss]
-ObjectiveName = Literal[
-    "ce", "dl", "dlr", "segpgd", "cospgd", "masked-ce", "balanced-ce", "js", "tsallis", "houdini",
-    "smooth-apsr",
-]  # fmt: skip
 
 
 def _away_from_label(loss: Callable[[Tensor, Tensor], Loss]) -> Objective:
@@ -93,19 +92,51 @@ def smoothed_success(query: Query, problem: Problem, progress: float) -> Loss:
     return Loss(values, lambda weights: pullback(-slope * weights))
 
 
-OBJECTIVES: dict[ObjectiveName, Objective] = {
-    "ce": _away_from_label(cross_entropy),
-    "dl": difference_of_logits,
-    "dlr": difference_of_logits_ratio,
-    "segpgd": segpgd,
-    "cospgd": cospgd,
-    "masked-ce": masked_cross_entropy,
-    "balanced-ce": balanced_masked_cross_entropy,
-    "js": _away_from_label(js_divergence),
-    "tsallis": tsallis_schedule,
-    "houdini": _away_from_label(houdini),
-    "smooth-apsr": smoothed_success,
-}
+OBJECTIVES: Registry[Objective] = Registry(
+    "objective",
+    {
+        "ce": _away_from_label(cross_entropy),
+        "dl": difference_of_logits,
+        "dlr": difference_of_logits_ratio,
+        "segpgd": segpgd,
+        "cospgd": cospgd,
+        "masked-ce": masked_cross_entropy,
+        "balanced-ce": balanced_masked_cross_entropy,
+        "js": _away_from_label(js_divergence),
+        "tsallis": tsallis_schedule,
+        "houdini": _away_from_label(houdini),
+        "smooth-apsr": smoothed_success,
+    },
+)
+
+
+def _known(name: str) -> str:
+    OBJECTIVES.find(name)
+    return name
+
+
+ObjectiveName = Annotated[str, AfterValidator(_known), Choices(OBJECTIVES)]
+
+
+def register_objective(name: str) -> Callable[[Objective], Objective]:
+    """A decorator that gives an objective a name, which every attack with a field `objective` then knows.
+
+    Example:
+        >>> import segprox
+        >>> from segprox.losses import margin
+        >>> @segprox.register_objective("minus-margin")
+        ... def minus_margin(query, problem, progress):
+        ...     values, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+        ...     return segprox.Loss(-values, lambda weights: pullback(-weights))
+        >>> segprox.make_attack("pgd", objective="minus-margin").objective
+        'minus-margin'
+    """
+
+    def decorate(objective: Objective) -> Objective:
+        OBJECTIVES.register(name, objective, objective)
+        return objective
+
+    return decorate
 
 
 def gradient(objective: Objective, query: Query, problem: Problem, progress: float) -> Tensor:

@@ -1,8 +1,8 @@
 """Attacks by name: a class, and the values of its fields that make it what the name says."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -11,7 +11,7 @@ from segprox.attacks.alma_prox import AlmaProx
 from segprox.attacks.anneal import Anneal
 from segprox.attacks.apgd import Apgd
 from segprox.attacks.asma import Asma
-from segprox.attacks.base import Attack, FixedEpsilonAttack
+from segprox.attacks.base import Attack, Family, FixedEpsilonAttack
 from segprox.attacks.bisection import Bisection
 from segprox.attacks.dag import Dag
 from segprox.attacks.ddn import Ddn
@@ -23,7 +23,9 @@ from segprox.attacks.pgd import Pgd
 from segprox.attacks.sea import Sea
 from segprox.errors import SegproxError
 from segprox.naming import Description, describe_fields, refusal
+from segprox.registry import Registry
 
+A = TypeVar("A", bound=Attack)
 BISECT = "bisect:"  # before the name of a fixed-epsilon attack: the minimal attack that bisection makes of it
 
 
@@ -45,6 +47,8 @@ class Named:
     @property
     def short_citation(self) -> str:
         """First author, venue and year."""
+        if ", " not in self.citation:
+            return self.citation
         author, *_, venue = self.citation.split(", ")
         others = "" if author.endswith("et al.") or self.citation.count(",") == 1 else " et al."
         return f"{author}{others}, {venue}"
@@ -62,41 +66,43 @@ I_FGSM = {"steps": 20, "step_size": 1 / 20}
 PGD_10 = {"steps": 10, "step_size": 0.125, "restarts": 4}
 PER_PIXEL = {"steps": 20, "step_size": 0.32, "random_start": True}  # a step of 0.01 at epsilon = 8/255
 
-ATTACKS: dict[str, Named] = {
-    "palma": Named("augmented Lagrangian in a ball that fits itself: the smallest norms", Palma),
-    "palma-8bit": Named("the same among valid 8-bit images", Palma, {"bits": 8}),
-    "alma-prox": Named("augmented Lagrangian with a proximal step: the paper's attack", AlmaProx),
-    "alma": Named("augmented Lagrangian, norm in the loss", Alma),
-    "asma": Named("adaptive steps towards a target mask", Asma),
-    "dag": Named("normalised gradient steps until success", Dag),
-    "dag-0.003": Named("the paper's DAG with the larger step", Dag, {"step_size": 0.003}),
-    "dag-0.001": Named("the paper's DAG with the smaller step", Dag, {"step_size": 0.001}),
-    "ddn": Named("gradient steps on a sphere that shrinks and grows", Ddn),
-    "fmn": Named("gradient steps in a ball that shrinks and grows", Fmn),
-    "pdgd": Named("primal-dual descent, norm in the loss", Pdgd),
-    "pdpgd": Named("primal-dual descent with a proximal step", Pdpgd),
-    "i-fgsm-13x20": Named("bisection over I-FGSM", Pgd, I_FGSM, bisected=True, paper=KURAKIN),
-    "mi-fgsm-13x20": Named("bisection over MI-FGSM", Pgd, {**I_FGSM, "momentum": 1.0}, bisected=True, paper=DONG),
-    "pgd-ce-13x40": Named("bisection over PGD", Pgd, bisected=True),
-    "pgd-ce-13x4x10": Named("bisection over PGD with restarts", Pgd, PGD_10, bisected=True),
-    "pgd-dlr-13x40": Named("bisection over PGD on DLR", Pgd, {"objective": "dlr"}, bisected=True),
-    "pgd-dlr-13x4x10": Named(
-        "bisection over PGD on DLR with restarts", Pgd, {**PGD_10, "objective": "dlr"}, bisected=True
-    ),
-    "fgsm": Named("one step of length epsilon", Pgd, {"steps": 2, "step_size": 1.0}, paper=GOODFELLOW),
-    "i-fgsm": Named("20 steps from the image", Pgd, I_FGSM, paper=KURAKIN),
-    "mi-fgsm": Named("the same with momentum", Pgd, {**I_FGSM, "momentum": 1.0}, paper=DONG),
-    "pgd": Named("projected gradient ascent on any objective", Pgd),
-    "segpgd": Named("PGD, wrong pixels ever more in the loss", Pgd, {**PER_PIXEL, "objective": "segpgd"}, paper=GU),
-    "cospgd": Named(
-        "PGD, pixels weighted by cosine similarity", Pgd, {**PER_PIXEL, "objective": "cospgd"}, paper=AGNIHOTRI
-    ),
-    "houdini": Named("PGD on the Houdini loss", Pgd, {"objective": "houdini"}, paper=CISSE),
-    "apgd": Named("PGD with its own step size, in shrinking balls", Apgd),
-    "tsallis": Named("APGD on the Tsallis loss, q from -2 to 1", Apgd, {"objective": "tsallis"}, paper=TSALLIS),
-    "anneal": Named("momentum on a smoothed APSR, ever finer: the most damage", Anneal),
-    "sea": Named("the worst of three APGD", Sea),
-}
+ATTACKS: Registry[Named] = Registry(
+    "attack",
+    {
+        "palma": Named("augmented Lagrangian in a ball that fits itself: the smallest norms", Palma),
+        "palma-8bit": Named("the same among valid 8-bit images", Palma, {"bits": 8}),
+        "alma-prox": Named("augmented Lagrangian with a proximal step: the paper's attack", AlmaProx),
+        "alma": Named("augmented Lagrangian, norm in the loss", Alma),
+        "asma": Named("adaptive steps towards a target mask", Asma),
+        "dag-0.003": Named("normalised gradient steps until success", Dag, {"step_size": 0.003}),
+        "dag-0.001": Named("the same with the paper's smaller step", Dag, {"step_size": 0.001}),
+        "ddn": Named("gradient steps on a sphere that shrinks and grows", Ddn),
+        "fmn": Named("gradient steps in a ball that shrinks and grows", Fmn),
+        "pdgd": Named("primal-dual descent, norm in the loss", Pdgd),
+        "pdpgd": Named("primal-dual descent with a proximal step", Pdpgd),
+        "i-fgsm-13x20": Named("bisection over I-FGSM", Pgd, I_FGSM, bisected=True, paper=KURAKIN),
+        "mi-fgsm-13x20": Named("bisection over MI-FGSM", Pgd, {**I_FGSM, "momentum": 1.0}, bisected=True, paper=DONG),
+        "pgd-ce-13x40": Named("bisection over PGD", Pgd, bisected=True),
+        "pgd-ce-13x4x10": Named("bisection over PGD with restarts", Pgd, PGD_10, bisected=True),
+        "pgd-dlr-13x40": Named("bisection over PGD on DLR", Pgd, {"objective": "dlr"}, bisected=True),
+        "pgd-dlr-13x4x10": Named(
+            "bisection over PGD on DLR with restarts", Pgd, {**PGD_10, "objective": "dlr"}, bisected=True
+        ),
+        "fgsm": Named("one step of length epsilon", Pgd, {"steps": 2, "step_size": 1.0}, paper=GOODFELLOW),
+        "i-fgsm": Named("20 steps from the image", Pgd, I_FGSM, paper=KURAKIN),
+        "mi-fgsm": Named("the same with momentum", Pgd, {**I_FGSM, "momentum": 1.0}, paper=DONG),
+        "pgd": Named("projected gradient ascent on any objective", Pgd),
+        "segpgd": Named("PGD, wrong pixels ever more in the loss", Pgd, {**PER_PIXEL, "objective": "segpgd"}, paper=GU),
+        "cospgd": Named(
+            "PGD, pixels weighted by cosine similarity", Pgd, {**PER_PIXEL, "objective": "cospgd"}, paper=AGNIHOTRI
+        ),
+        "houdini": Named("PGD on the Houdini loss", Pgd, {"objective": "houdini"}, paper=CISSE),
+        "apgd": Named("PGD with its own step size, in shrinking balls", Apgd),
+        "tsallis": Named("APGD on the Tsallis loss, q from -2 to 1", Apgd, {"objective": "tsallis"}, paper=TSALLIS),
+        "anneal": Named("momentum on a smoothed APSR, ever finer: the most damage", Anneal),
+        "sea": Named("the worst of three APGD", Sea),
+    },
+)
 
 # Table 1 of the paper, in its order.
 PAPER_ATTACKS = (
@@ -108,9 +114,7 @@ PAPER_ATTACKS = (
 def find_attack(name: str) -> Named:
     """The entry of that name; `bisect:NAME` is the bisection over a fixed-epsilon attack."""
     plain = name.removeprefix(BISECT)
-    if plain not in ATTACKS:
-        raise SegproxError(f"there is no attack {name!r}; known are: {', '.join(sorted(ATTACKS))}")
-    entry = ATTACKS[plain]
+    entry = ATTACKS.find(plain)
     if not name.startswith(BISECT):
         return entry
     if entry.bisected or not issubclass(entry.cls, FixedEpsilonAttack):
@@ -145,6 +149,46 @@ def make_attack(name: str, **options: Any) -> Attack:
         raise refusal(error, name) from None
 
 
+def register_attack(name: str, about: str | None = None, **fields: Any) -> Callable[[type[A]], type[A]]:
+    """A decorator that gives a class of attacks a name, to be used wherever attacks are named.
+
+    Args:
+        name: the name.
+        about: what the attack does, in a few words; the first line of the class's docstring if left out.
+        fields: values other than the class's defaults.
+
+    Example:
+        >>> import segprox
+        >>> _ = segprox.register_attack("palma-brief", "PALMA for the impatient", steps=20)(segprox.Palma)
+        >>> segprox.make_attack("palma-brief").steps
+        20
+    """
+
+    def decorate(cls: type[A]) -> type[A]:
+        if not (isinstance(cls, type) and issubclass(cls, Attack) and dataclasses.is_dataclass(cls)):
+            raise SegproxError(
+                f"the attack {name!r} must be a dataclass that inherits MinimalAttack or FixedEpsilonAttack, "
+                f"but is {cls!r}"
+            )
+        first = (cls.__doc__ or name).strip().splitlines()[0]
+        ATTACKS.register(name, Named(about or first, cls, fields), cls)
+        return cls
+
+    return decorate
+
+
+def list_attacks(family: Family | None = None) -> list[str]:
+    """The names of all attacks, or of one family: `minimal` or `fixed-epsilon`.
+
+    Example:
+        >>> import segprox
+        >>> "palma" in segprox.list_attacks("minimal"), "palma" in segprox.list_attacks("fixed-epsilon")
+        (True, False)
+    """
+    names = list(ATTACKS.everything())
+    return names if family is None else [name for name in names if make_attack(name).family == family]
+
+
 BISECTION_FIELDS = ("rounds", "stop_early", "keep")
 
 
@@ -166,4 +210,4 @@ def describe(attack: Attack) -> list[Description]:
 def norms(attack: Attack) -> str:
     """The norms that an attack can be asked for."""
     owner = attack.attack if isinstance(attack, Bisection) else attack
-    return ", ".join(get_args(get_args(get_type_hints(type(owner), include_extras=True)["norm"])[0]))
+    return ", ".join(get_args(get_type_hints(type(owner))["norm"]) or [attack.norm])

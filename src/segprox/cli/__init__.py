@@ -1,6 +1,8 @@
 """The command line: parsing and printing only."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ import segprox
 from segprox.cli import demo, look, report, runs  # noqa: F401  # which register their commands
 from segprox.cli.base import app, out
 from segprox.errors import SegproxError
+from segprox.registry import VARIABLE, load_plugins
 
 
 def main() -> None:
@@ -30,8 +33,20 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A Python file or module that registers attacks, objectives, datasets or models; may be repeated."
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    pass
+    if plugin:  # in the environment, so that worker processes load them as well
+        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *map(_absolute, plugin)])
+        load_plugins()
+
+
+def _absolute(plugin: str) -> str:
+    return str(Path(plugin).absolute()) if plugin.endswith(".py") else plugin

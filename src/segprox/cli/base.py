@@ -1,11 +1,14 @@
-"""What commands share: the application, the console, tables, bars, and how files are written."""
+"""What commands share: the application, the console, tables, bars, and how files are written.
+
+Nothing here or at the top of the commands' files imports torch: what a command needs it imports when it runs, so that
+`--help` is quick.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,10 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from segprox.data import Dataset, Sample, with_own_labels
 from segprox.errors import SegproxError
-from segprox.models import Segmenter
-from segprox.problem import predictions
 
 app = typer.Typer(
     name="segprox",
@@ -56,15 +56,6 @@ def progress_bar(unit: str = "steps", disable: bool = False) -> Progress:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
     )  # fmt: skip
-
-
-def labelled(data: Dataset, index: int, model: Segmenter) -> Sample:
-    """A sample with its true labels or, where there are none, with what the model sees in it."""
-    sample = data[index]
-    if data.labelled:
-        return sample
-    with torch.no_grad():
-        return with_own_labels(sample, predictions(model(sample.image[None].to(model.device)))[0].cpu())
 
 
 def assignments(texts: Sequence[str]) -> dict[str, object]:

@@ -1,24 +1,15 @@
 """segprox demo and segprox audit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from segprox.attacks import FixedEpsilonAttack, make_attack
-from segprox.cli.base import app, assignments, check_writable, labelled, out, progress_bar, writing_to
-from segprox.data import class_index, load_dataset
+from segprox.cli.base import app, assignments, check_writable, out, progress_bar, writing_to
 from segprox.errors import SegproxError
-from segprox.models import load_model
-from segprox.report.page import write_page
-from segprox.report.results import load_results
-from segprox.report.table import audit_table, record_table
-from segprox.run import audit_sample
-from segprox.run.engines import Local
-from segprox.run.evaluate import Evaluation, validate
-from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
-from segprox.run.record import Record
+
+if TYPE_CHECKING:
+    from segprox.run.evaluate import Evaluation
 
 
 @app.command()
@@ -43,6 +34,16 @@ def demo(
 
     Nothing is downloaded. Try also: --target road, --attack fmn, or --model demo-robust
     """
+    import torch
+
+    from segprox.data import load_dataset
+    from segprox.report.page import write_page
+    from segprox.report.results import load_results
+    from segprox.report.table import record_table
+    from segprox.run.evaluate import Evaluation
+    from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
+    from segprox.run.record import Record
+
     torch.set_num_threads(1)  # scenes this small gain nothing from more, and the numbers are the same on every machine
     options: dict[str, object] = assignments(set_ or [])
     if steps is not None:
@@ -51,9 +52,9 @@ def demo(
     if images > len(scenes):
         raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
     run = Run(model=model, dataset="demo", attack=entry, goal=target or UNTARGETED, settings=Settings(limit=images))
-    validate([run])
-    check_writable(out_dir)
     evaluation = Evaluation([run], out_dir / "runs")
+    evaluation.validate()
+    check_writable(out_dir)
     try:
         with writing_to(out_dir):
             _attack_all(evaluation, images, entry.make().cost().forwards)
@@ -72,13 +73,15 @@ def demo(
     out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
 
 
-def _attack_all(evaluation: Evaluation, count: int, forwards: int) -> None:
+def _attack_all(evaluation: "Evaluation", count: int, forwards: int) -> None:
     """Do what is missing, behind a progress bar that counts steps."""
+    from segprox.run.engines import Local
+
     done = len(evaluation.status()[0].records)
     with progress_bar() as bar:
         task = bar.add_task(f"attacking {count} images", total=count * forwards, completed=done * forwards)
-        for event in evaluation.go(Local(callback=lambda _: bar.advance(task))):
-            done = len(event.status.records)  # an attack may need fewer steps than it could
+        for status, _ in evaluation.go(Local(callback=lambda _: bar.advance(task))):
+            done = len(status.records)  # an attack may need fewer steps than it could
             bar.update(task, completed=done * forwards, description=f"attacked {done} of {count} images")
 
 
@@ -97,6 +100,15 @@ def audit(
     An image that only one of them breaks within epsilon shows that the other is too weak there: a robustness claim that
     rests on that one would be wrong.
     """
+    import torch
+
+    from segprox.attacks import FixedEpsilonAttack, make_attack
+    from segprox.data import class_index, load_dataset
+    from segprox.models import load_model
+    from segprox.report.table import audit_table
+    from segprox.run import audit_sample
+    from segprox.run.worker import label_sample
+
     torch.set_num_threads(1)
     first, second = make_attack(minimal), make_attack(fixed, epsilon=epsilon)
     assert isinstance(second, FixedEpsilonAttack)  # others have no epsilon
@@ -106,7 +118,7 @@ def audit(
     with progress_bar() as bar:
         task = bar.add_task("auditing", total=count * (first.cost().forwards + second.cost().forwards))
         for i in range(count):
-            sample = labelled(data, i, segmenter)
+            sample, _ = label_sample(segmenter, data[i], data.labelled)
             bar.update(task, description=f"auditing {sample.name} ({i + 1}/{count})")
             finding = audit_sample(
                 segmenter, sample, first, second, ignore=data.ignore, target=goal, callback=lambda _: bar.advance(task)

@@ -4,22 +4,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from segprox.attacks import ATTACKS, describe, find_attack, make_attack, norms
 from segprox.cli.base import app, out, plain_table, writing_to
-from segprox.data import DATASETS, load_dataset, make_target
-from segprox.data import describe as describe_options
-from segprox.data.targets import shares, write_map
 from segprox.errors import SegproxError
-from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, held_bytes, load_model, make_lean
-from segprox.naming import describe_fields
-from segprox.report.table import check_table
-from segprox.run import check_model
 
 
 @app.command()
@@ -33,6 +24,11 @@ def check(
     Looks at how the model is fed, what it returns, whether it repeats itself, and its gradients. Nothing is attacked.
     The exit code is 1 if anything is red.
     """
+    from segprox.data import load_dataset
+    from segprox.models import load_model
+    from segprox.report.table import check_table
+    from segprox.run import check_model
+
     segmenter, data = load_model(model), load_dataset(dataset)
     samples = [data[i] for i in range(min(limit, len(data)))]
     with out.status(f"checking {model}"):
@@ -64,6 +60,9 @@ def target(
     ] = None,
 ) -> None:
     """Write the label map that an attack would aim at: class numbers with a palette, and in colours beside it."""
+    from segprox.data import load_dataset, make_target
+    from segprox.data.targets import shares, write_map
+
     if out_file.suffix != ".png":
         raise SegproxError(f"--out must be a file that ends in .png but is {out_file}")
     data = load_dataset(dataset)
@@ -100,26 +99,27 @@ def memory(
     out.print("evaluate and run are lean unless told otherwise; elsewhere add lean=true to a model's name.")
 
 
-STATE_BYTES = 246  # per pixel, of ALMA prox beside two maps of logits: images, multipliers, metric, masks
-
-
 def _table_of_memory(name: str, height: int, width: int) -> Table:
+    import torch
+
+    from segprox.attacks import state_bytes
+    from segprox.models import held_bytes, load_model, make_lean
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("gradient", "held", "share", "with logits and attack"):
         table.add_column(heading, justify="left" if heading == "gradient" else "right")
     held: dict[str, int] = {}
-    beside = 0
     for kind in ("plain", "lean", "lean, recompute"):
         network = load_model(name, device="cpu")
         if kind != "plain":
             make_lean(network, recompute="recompute" in kind)
         with torch.no_grad():
-            classes = network.logits(torch.rand(1, 3, 64, 64)).shape[1]
+            num_classes = network.logits(torch.rand(1, 3, 64, 64)).shape[1]
         network = network.to("meta")
         held[kind] = held_bytes(network, torch.rand(1, 3, height, width, device="meta"))
-        beside = height * width * (2 * 4 * classes + STATE_BYTES)
+        in_all = held[kind] + state_bytes(height, width, num_classes)
         share = f"1/{held['plain'] / max(held[kind], 1):.1f}"
-        table.add_row(kind, f"{held[kind] / 2**30:.2f}", share, f"{(held[kind] + beside) / 2**30:.2f}")
+        table.add_row(kind, f"{held[kind] / 2**30:.2f}", share, f"{in_all / 2**30:.2f}")
     return table
 
 
@@ -138,8 +138,11 @@ def list_(what: Annotated[Listable, typer.Argument(help="What to list.")]) -> No
 
 
 def _list_datasets() -> None:
+    from segprox.data import DATASETS
+    from segprox.data import describe as describe_options
+
     table = plain_table("dataset", "what is read", "options")
-    for name, source in sorted(DATASETS.items()):
+    for name, source in sorted(DATASETS.everything().items()):
         options = (f"{option}={default}".rstrip("=") for option, default in describe_options(source).items())
         table.add_row(name, source.layout, ", ".join(options))
     out.print(table)
@@ -147,8 +150,11 @@ def _list_datasets() -> None:
 
 
 def _list_models() -> None:
+    from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, load_model
+    from segprox.naming import describe_fields
+
     table = plain_table("model", "what it is", "install")
-    for name in sorted(MODELS):
+    for name in sorted(MODELS.everything()):
         count = sum(parameter.numel() for parameter in load_model(name).parameters())
         table.add_row(name, f"embedded, {count:,} parameters", "")
     for source in SOURCES.values():
@@ -163,6 +169,8 @@ def _list_models() -> None:
 
 
 def _list_attacks() -> None:
+    from segprox.attacks import ATTACKS, make_attack, norms
+
     titles = {
         "minimal": "Minimal attacks: the smallest perturbation that succeeds",
         "fixed-epsilon": "Fixed-epsilon attacks: the most damage within epsilon",
@@ -172,7 +180,7 @@ def _list_attacks() -> None:
         for heading in ("attack", "norms", "forwards", "backwards"):
             table.add_column(heading, justify="right" if heading.endswith("wards") else "left", no_wrap=True)
         table.add_column("what it does, and its paper", overflow="fold")
-        for name, entry in ATTACKS.items():
+        for name, entry in ATTACKS.everything().items():
             attack = make_attack(name)
             if attack.family == family:
                 cost = attack.cost()
@@ -193,6 +201,8 @@ app.add_typer(attacks_app, name="attacks")
 @attacks_app.command("show")
 def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list attacks.")]) -> None:
     """Print an attack's fields with their symbols and defaults, its cost and where it comes from."""
+    from segprox.attacks import describe, find_attack, make_attack
+
     entry, attack = find_attack(name), make_attack(name)
     cost = attack.cost()
     out.print(f"[bold]{name}[/]: {entry.about}", highlight=False)

@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from segprox.cli.base import app, check_writable, out, writing_to
 from segprox.errors import SegproxError
-from segprox.report.contents import compare_tables, report_tables
-from segprox.report.figures import draw_figures
-from segprox.report.groups import group_runs
-from segprox.report.page import write_page
-from segprox.report.results import RunResults, load_results
-from segprox.report.statistics import common_norms
-from segprox.report.tables import to_screen
-from segprox.report.write import write_figures, write_tables
+
+if TYPE_CHECKING:
+    from segprox.report.results import RunResults
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run wrote to: runs, or folders of them.")]
 
@@ -26,6 +21,14 @@ def report(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the page.")],
 ) -> None:
     """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
+    from segprox.report.contents import report_tables
+    from segprox.report.figures import draw_figures
+    from segprox.report.groups import group_runs
+    from segprox.report.page import write_page
+    from segprox.report.results import load_results
+    from segprox.report.tables import to_screen
+    from segprox.report.write import write_figures, write_tables
+
     results = load_results(folders)
     if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
@@ -54,6 +57,11 @@ def compare(
 
     Folders of several runs are compared run by run: the same model, dataset, attack and goal.
     """
+    from segprox.report.contents import compare_tables
+    from segprox.report.results import load_results
+    from segprox.report.tables import to_screen
+    from segprox.report.write import write_tables
+
     tables = compare_tables(_pairs([load_results([folder]) for folder in folders]))
     out.print(*map(to_screen, tables))
     if out_dir is not None:
@@ -62,7 +70,9 @@ def compare(
             write_tables(tables, out_dir)
 
 
-def _pairs(loaded: Sequence[list[RunResults]]) -> list[tuple[RunResults, RunResults]]:
+def _pairs(loaded: Sequence[list["RunResults"]]) -> "list[tuple[RunResults, RunResults]]":
+    from segprox.report.statistics import common_norms
+
     if len(loaded) < 2:
         raise SegproxError("compare needs two runs or more, but got one folder")
     references, others = loaded[0], [result for results in loaded[1:] for result in results]

@@ -71,7 +71,7 @@ def print_plan(evaluation: Evaluation) -> None:
         name = f"{status.run.model} {status.run.dataset}"
         if name not in timed:
             with suppress(SegproxError):  # an image that cannot be read tells nothing
-                timed[name] = time_model(prepare(status.run))
+                timed[name] = time_model(prepare(status.run, evaluation.execution))
     estimates = [estimate(status, timed, evaluation.retry_errors) for status in statuses]
     rows = []
     for found in estimates:

@@ -1,10 +1,11 @@
 """Datasets by name."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 from segprox.data.ade20k import Ade20k
-from segprox.data.base import Dataset, DatasetSource, Sample, with_own_labels
+from segprox.data.base import Dataset, DatasetMaker, DatasetSource, Sample, source_of, with_own_labels
 from segprox.data.camvid import CamVid
 from segprox.data.cityscapes import Cityscapes
 from segprox.data.folder import Folder, Images
@@ -15,18 +16,21 @@ from segprox.data.targets import Target, class_index, make_target
 from segprox.data.voc import Voc
 from segprox.errors import SegproxError
 from segprox.naming import Name, checked
+from segprox.registry import Registry
 
-DATASETS: dict[str, type[DatasetSource]] = {
-    "ade20k": Ade20k,
-    "camvid": CamVid,
-    "cityscapes": Cityscapes,
-    "demo": Demo,
-    "folder": Folder,
-    "hf-dataset": HfDataset,
-    "images": Images,
-    "synthetic": Demo,
-    "voc": Voc,
-}
+DATASETS: Registry[type[DatasetSource]] = Registry(
+    "dataset",
+    {
+        "ade20k": Ade20k,
+        "camvid": CamVid,
+        "cityscapes": Cityscapes,
+        "demo": Demo,
+        "folder": Folder,
+        "hf-dataset": HfDataset,
+        "images": Images,
+        "voc": Voc,
+    },
+)
 
 __all__ = [
     "DATASETS",
@@ -37,9 +41,11 @@ __all__ = [
     "Target",
     "class_index",
     "describe",
+    "list_datasets",
     "load_dataset",
     "make_target",
     "published_length",
+    "register_dataset",
     "with_own_labels",
 ]
 
@@ -60,9 +66,7 @@ def load_dataset(name: str, **options: Any) -> Dataset:
         8
     """
     parsed = Name.parse(name)
-    if parsed.source not in DATASETS:
-        raise SegproxError(f"there is no dataset {parsed.source!r}; known are: {', '.join(sorted(DATASETS))}")
-    source = DATASETS[parsed.source]
+    source = DATASETS.find(parsed.source)
     chosen: dict[str, Any] = {**parsed.options, **options}
     if parsed.identifier and not issubclass(source, PictureSource):
         raise SegproxError(f"{parsed.source} takes no folder but got {parsed.identifier!r}; leave it out")
@@ -71,6 +75,40 @@ def load_dataset(name: str, **options: Any) -> Dataset:
     if issubclass(source, PictureSource) and "root" not in chosen:
         raise SegproxError(f"{parsed.source} needs the folder it is in, as in {parsed.source}:/path/to/folder")
     return checked(source, parsed.source, **chosen).open()
+
+
+def register_dataset(name: str) -> Callable[[DatasetMaker], DatasetMaker]:
+    """A decorator that gives a dataset a name.
+
+    Args:
+        name: the name. What is decorated is a `DatasetSource`, or a function that returns a `Dataset`; its parameters,
+            with types and defaults, are the options after the `?` of the dataset's name.
+
+    Example:
+        >>> import segprox
+        >>> @segprox.register_dataset("first-scenes")
+        ... def first_scenes(count: int = 2):
+        ...     return segprox.load_dataset("demo", length=count)
+        >>> len(segprox.load_dataset("first-scenes?count=3"))
+        3
+    """
+
+    def decorate(made: DatasetMaker) -> DatasetMaker:
+        DATASETS.register(name, made if isinstance(made, type) else source_of(made), made)
+        return made
+
+    return decorate
+
+
+def list_datasets() -> list[str]:
+    """The names of all datasets, as they begin; most go on with the folder they are in.
+
+    Example:
+        >>> import segprox
+        >>> "voc" in segprox.list_datasets()
+        True
+    """
+    return sorted(DATASETS.everything())
 
 
 def published_length(name: str) -> int | None:

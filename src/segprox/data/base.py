@@ -1,10 +1,13 @@
 """What a dataset is: a sequence of samples, with names and colours for its classes."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, make_dataclass
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
 
 from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from segprox.errors import SegproxError
@@ -31,7 +34,14 @@ class Sample(NamedTuple):
 
 
 class Dataset(Protocol):
-    """A sequence of samples; reading one of them reads nothing else."""
+    """A sequence of samples; reading one of them reads nothing else.
+
+    Example:
+        >>> import segprox
+        >>> scenes: segprox.Dataset = segprox.load_dataset("demo")
+        >>> scenes.names[0], scenes.ignore, scenes.labelled
+        ('scene-0000', (255,), True)
+    """
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -66,6 +76,27 @@ class DatasetSource(ABC):
     @abstractmethod
     def open(self) -> Dataset:
         """Find the files; none is read before its sample is asked for."""
+
+
+DatasetMaker = TypeVar("DatasetMaker", bound=type[DatasetSource] | Callable[..., Dataset])
+
+
+def source_of(function: Callable[..., Dataset]) -> type[DatasetSource]:
+    """A source whose options are the parameters of a function that returns a dataset."""
+    parameters = inspect.signature(function).parameters.values()
+    hints = get_type_hints(function)
+    options = [(p.name, hints.get(p.name, str), field() if p.default is p.empty else p.default) for p in parameters]
+
+    def opened(self: DatasetSource) -> Dataset:
+        return function(**{p.name: getattr(self, p.name) for p in parameters})
+
+    about = (inspect.getdoc(function) or function.__name__).splitlines()[0]
+    namespace = {"open": opened, "layout": about, "__module__": function.__module__}
+    made = make_dataclass(
+        function.__name__, options, bases=(DatasetSource,), namespace=namespace, kw_only=True, frozen=True
+    )
+    checked: type[DatasetSource] = dataclass(frozen=True, kw_only=True, config=OPTIONS)(made)  # type: ignore[assignment]  # a subclass of it
+    return checked
 
 
 def colours(count: int) -> tuple[Colour, ...]:

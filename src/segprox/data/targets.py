@@ -33,6 +33,7 @@ class Target:
 
     name: str
     labels: Callable[[Sample], Tensor]
+    uses_labels: bool = False  # whether it is made from the sample's own labels
 
     def __call__(self, sample: Sample) -> Tensor:
         """The target of a sample."""
@@ -63,10 +64,10 @@ def make_target(text: str, dataset: Dataset) -> Target:
         return _drawn(text, Path(rest), dataset)
     if kind == "erase":
         erased = class_index(rest, dataset.classes)
-        return Target(text, lambda sample: erase(sample, erased, dataset.ignore))
+        return Target(text, lambda sample: erase(sample, erased, dataset.ignore), uses_labels=True)
     if kind == "permute":
         order = permutation(rest, len(dataset.classes))
-        return Target(text, lambda sample: permute(sample.label, order))
+        return Target(text, lambda sample: permute(sample.label, order), uses_labels=True)
     wanted = class_index(text.removeprefix("class:"), dataset.classes)
     return Target(text, lambda sample: torch.full_like(sample.label, wanted))
 

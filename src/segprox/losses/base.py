@@ -12,6 +12,13 @@ class Loss(NamedTuple):
     """Values per pixel `[B, H, W]`, and how to differentiate them.
 
     Given weights `w` `[B, H, W]`, the pullback returns the gradient of `sum(w * values)` with respect to the logits.
+
+    Example:
+        >>> import torch
+        >>> from segprox.losses import margin
+        >>> loss = margin(torch.tensor([[[[3.0]], [[1.0]]]]), torch.tensor([[[0]]]))
+        >>> loss.values.item(), loss.pullback(torch.ones(1, 1, 1)).flatten().tolist()
+        (2.0, [1.0, -1.0])
     """
 
     values: Tensor

@@ -3,26 +3,34 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
 from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter, restored
-from segprox.models.sources import SOURCES, ddcat, mmseg
+from segprox.models.sources import SOURCES, ModelSource, ddcat, mmseg
+from segprox.models.sources.base import Network
 from segprox.naming import Name, checked
+from segprox.registry import Registry, load_plugins
 
-MODELS: dict[str, Callable[[], Segmenter]] = {
-    "demo-standard": partial(load_demo, "standard"),
-    "demo-robust": partial(load_demo, "robust"),
-}
+MODELS: Registry[Callable[[], Segmenter | nn.Module]] = Registry(
+    "model",
+    {
+        "demo-standard": partial(load_demo, "standard"),
+        "demo-robust": partial(load_demo, "robust"),
+    },
+)
 
 # Of its tables; names as `load_model` takes them.
 PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PRESETS), *(f"ddcat:{name}" for name in ddcat.PRESETS))
 
+Make = TypeVar("Make", bound=Callable[[], Segmenter | nn.Module])
+Build = TypeVar("Build", bound=Callable[[str, ModelOptions], Network | Segmenter | nn.Module])
 AUTO_BYTES = 1024  # held per pixel: a network that holds less needs no help, and is slower with it
 
 __all__ = [
@@ -31,12 +39,19 @@ __all__ = [
     "SOURCES",
     "Leanness",
     "ModelOptions",
+    "Network",
     "Segmenter",
+    "build_model",
     "fold_batch_norms",
     "held_bytes",
+    "list_models",
     "load_model",
     "make_lean",
+    "model_options",
+    "register_model",
+    "register_model_source",
     "restored",
+    "settle",
 ]
 
 
@@ -55,30 +70,103 @@ def load_model(name: str, **options: Any) -> Segmenter:
         >>> segprox.load_model("ddcat:voc", checkpoint="random").class_names
         ()
     """
+    chosen = model_options(name, **options)
+    return settle(build_model(name, chosen), chosen)
+
+
+def model_options(name: str, **options: Any) -> ModelOptions:
+    """The options of a model's name, and others that come before those."""
+    return checked(ModelOptions, "a model", **{**Name.parse(name).options, **options})
+
+
+def build_model(name: str, chosen: ModelOptions) -> Segmenter:
+    """The model of that name as its source makes it, on the CPU; `settle` makes it ready."""
     parsed = Name.parse(name)
-    chosen = checked(ModelOptions, "a model", **{**parsed.options, **options})
+    if parsed.source not in MODELS and parsed.source not in SOURCES:
+        load_plugins()
     if parsed.source in MODELS and not parsed.identifier:
-        return _settled(MODELS[parsed.source](), chosen)
+        return _segmenter(MODELS[parsed.source](), chosen)
     if parsed.source not in SOURCES:
         examples = ", ".join([*sorted(MODELS), *(source.example for source in SOURCES.values())])
         raise SegproxError(f"there is no model {name!r}; names look like: {examples}")
     if not parsed.identifier:
         raise SegproxError(f"{parsed.source}: which one? A full name is, for example: {SOURCES[parsed.source].example}")
     made = SOURCES[parsed.source].build(parsed.identifier, chosen)
-    if not isinstance(made, Segmenter):
-        if parsed.source != "python":  # libraries build networks in train mode; a user's own may say something by it
-            made.module.eval()
-        preprocessing = {**made.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}
-        made = Segmenter(made.module, class_names=made.class_names, **preprocessing)
-    return _settled(made, chosen)
+    if isinstance(made, Network) and parsed.source != "python":
+        made.module.eval()  # libraries build networks in train mode; a user's own may say something by it
+    return _segmenter(made, chosen)
 
 
-def _settled(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
-    """The model on its device, in its precision."""
-    try:
-        segmenter = segmenter.to(options.torch_device())
-    except (RuntimeError, AssertionError) as error:
-        raise SegproxError(f"device {options.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+def _segmenter(made: Segmenter | Network | nn.Module, chosen: ModelOptions) -> Segmenter:
+    """What a source hands over as a Segmenter, fed as the options say."""
+    if isinstance(made, Segmenter):
+        return made
+    network = made if isinstance(made, Network) else Network(made)
+    preprocessing = {**network.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}
+    return Segmenter(network.module, class_names=network.class_names, **preprocessing)
+
+
+def register_model(name: str) -> Callable[[Make], Make]:
+    """A decorator that gives a model a name: that of a function that returns a network or a `Segmenter`.
+
+    Example:
+        >>> import torch, segprox
+        >>> @segprox.register_model("tiny")
+        ... def tiny():
+        ...     return torch.nn.Conv2d(3, 8, kernel_size=1)
+        >>> segprox.load_model("tiny?mean=0.5,0.5,0.5")(torch.rand(1, 3, 16, 16)).shape
+        torch.Size([1, 8, 16, 16])
+    """
+
+    def decorate(make: Make) -> Make:
+        MODELS.register(name, make, make)
+        return make
+
+    return decorate
+
+
+def register_model_source(name: str, example: str, about: str) -> Callable[[Build], Build]:
+    """A decorator that gives a library of models a name, to be used as `name:identifier`.
+
+    What is decorated is a function of an identifier and `ModelOptions` that returns a network, a `Network` with its
+    preprocessing, or a `Segmenter`.
+
+    Args:
+        name: of the source.
+        example: a full name, for messages.
+        about: what it is, in a few words.
+
+    Example:
+        >>> import torch, segprox
+        >>> @segprox.register_model_source("conv", "conv:8", "one convolution, with so many classes")
+        ... def build(identifier, options):
+        ...     return torch.nn.Conv2d(3, int(identifier), kernel_size=1)
+        >>> segprox.load_model("conv:5")(torch.rand(1, 3, 16, 16)).shape
+        torch.Size([1, 5, 16, 16])
+    """
+
+    def decorate(build: Build) -> Build:
+        SOURCES.register(name, ModelSource(example, about, builder=build), build)
+        return build
+
+    return decorate
+
+
+def list_models() -> list[str]:
+    """The names of models: whole ones, and for each source an example.
+
+    Example:
+        >>> import segprox
+        >>> segprox.list_models()[:2]
+        ['demo-robust', 'demo-standard']
+    """
+    return [*sorted(MODELS.everything()), *(source.example for source in SOURCES.values())]
+
+
+def settle(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
+    """The model on its device and in its precision; lean and compiled if that is asked for."""
+    options.check_device()
+    segmenter = segmenter.to(options.torch_device())
     if options.precision == "float64":
         segmenter = segmenter.double()
     elif options.precision != "float32":

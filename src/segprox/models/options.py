@@ -8,6 +8,7 @@ import torch
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from segprox.errors import SegproxError
 from segprox.models.segmenter import OutputKind
 
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
@@ -85,3 +86,10 @@ class ModelOptions:
         if self.device != "auto":
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def check_device(self) -> None:
+        """Refuse a device that cannot be used."""
+        try:
+            torch.empty(0, device=self.torch_device())
+        except (RuntimeError, AssertionError) as error:
+            raise SegproxError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None

@@ -51,13 +51,13 @@ def audit_table(findings: Sequence[Finding], minimal: str, fixed: str, norm: Nor
         table.add_column(heading, justify="left" if heading in ("image", "verdict") else "right")
     names = {"minimal": minimal, "fixed": fixed}
     for finding in findings:
-        size = f"{finding.norm * factor:.2f}" if finding.minimal.success else "-"
+        size = f"{finding.norm * factor:.2f}" if bool(finding.minimal.success) else "-"
         verdict = "robust" if finding.robust else "broken"
         if finding.too_weak:
             verdict = f"[yellow]broken; attack too weak here: {names[finding.too_weak]}[/]"
         table.add_row(
-            finding.minimal.sample.name, size, _yes(finding.broken_by_minimal),
-            f"{finding.fixed.apsr:.2%}", _yes(finding.fixed.success), verdict,
+            finding.image, size, _yes(finding.broken_by_minimal),
+            f"{finding.fixed.apsr.item():.2%}", _yes(bool(finding.fixed.success)), verdict,
         )  # fmt: skip
     return table
 

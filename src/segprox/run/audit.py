@@ -8,7 +8,7 @@ from segprox.attacks import Attack, Callback, FixedEpsilonAttack
 from segprox.data import Sample
 from segprox.errors import SegproxError
 from segprox.models import Segmenter
-from segprox.run.outcome import Outcome, attack_sample
+from segprox.result import AttackResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,27 +19,32 @@ class Finding:
     weak there, and its verdict on other images deserves less trust.
     """
 
-    minimal: Outcome
-    fixed: Outcome
+    image: str  # its name
+    minimal: AttackResult
+    fixed: AttackResult
     epsilon: float
-    norm: float  # of the minimal attack's result, in the norm of both
+
+    @property
+    def norm(self) -> float:
+        """The size of what the minimal attack found, in the norm of both."""
+        return self.minimal.norm.item()
 
     @property
     def broken_by_minimal(self) -> bool:
         """Whether the minimal attack succeeded within epsilon."""
-        return self.minimal.success and self.norm <= self.epsilon
+        return bool(self.minimal.success) and self.norm <= self.epsilon
 
     @property
     def too_weak(self) -> str | None:
         """`minimal` or `fixed`, if that one missed what the other found."""
-        if self.broken_by_minimal == self.fixed.success:
+        if self.broken_by_minimal == bool(self.fixed.success):
             return None
         return "fixed" if self.broken_by_minimal else "minimal"
 
     @property
     def robust(self) -> bool:
         """Whether neither attack broke the image within epsilon."""
-        return not (self.broken_by_minimal or self.fixed.success)
+        return not (self.broken_by_minimal or bool(self.fixed.success))
 
 
 def audit_sample(
@@ -66,8 +71,8 @@ def audit_sample(
         raise SegproxError("an audit needs a minimal attack first, such as palma; see: segprox list attacks")
     if minimal.norm != fixed.norm:
         raise SegproxError(f"an audit needs two attacks of one norm, not {minimal.norm} and {fixed.norm}")
+    images, labels = sample.image[None], sample.label[None]
     smallest, most = (
-        attack_sample(model, sample, attack, ignore=ignore, target=target, callback=callback)
-        for attack in (minimal, fixed)
+        attack(model, images, labels, target=target, ignore=ignore, callback=callback) for attack in (minimal, fixed)
     )
-    return Finding(minimal=smallest, fixed=most, epsilon=fixed.epsilon, norm=smallest.norm)
+    return Finding(sample.name, smallest, most, fixed.epsilon)

@@ -1,6 +1,7 @@
 """Who does the tasks: this process, several processes, or actors of a Ray cluster. The results are the same."""
 
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,24 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from segprox.attacks import Callback
 from segprox.errors import SegproxError
 from segprox.optional import require
+from segprox.registry import VARIABLE
+from segprox.run.execution import Execution
 from segprox.run.worker import ATTEMPTS, DEADLY, Result, Task, Worker, image_error, open_dataset
 
-
-class Done(NamedTuple):
-    """A task and what came of it."""
-
-    task: Task
-    results: list[Result]
-
-
-Engine = Callable[[Sequence[Task]], Iterator[Done]]
+Engine = Callable[[Sequence[Task]], Iterator[tuple[Task, list[Result]]]]  # tasks in any order, each with its results
 
 
 @dataclass(frozen=True)
@@ -36,13 +31,13 @@ class Local:
     threads: int | None = 1
     callback: Callback | None = None
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
         """Do the tasks in order; the next one's images are read meanwhile."""
         worker = Worker(self.threads)
         for i, task in enumerate(tasks):
             if i + 1 < len(tasks):
                 worker.read_ahead(tasks[i + 1])
-            yield Done(task, worker.work(task, self.callback))
+            yield task, worker.work(task, self.callback)
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Processes:
     devices: Sequence[str] = ()
     threads: int | None = 1
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
         """Whoever is free does the next task. One that dies is replaced and its task done again."""
         queue = deque((task, 1) for task in tasks)
         processes = [_WorkerProcess(self._device(i), self.threads) for i in range(min(self.count, len(tasks)))]
@@ -66,13 +61,13 @@ class Processes:
                     task, attempt = process.holds()
                     answer = process.take()
                     if isinstance(answer, list):
-                        yield Done(task, answer)
+                        yield task, answer
                     elif isinstance(answer, Exception):
                         raise answer
                     elif attempt < ATTEMPTS:
-                        queue.extendleft(_again(task, attempt))
+                        queue.extendleft(_one_by_one(task, attempt))
                     else:
-                        yield Done(task, died(task))
+                        yield task, died(task)
         finally:
             for process in processes:
                 process.stop()
@@ -162,7 +157,7 @@ def _serve(pipe: Connection, threads: int | None, deterministic: bool) -> None:
             return
 
 
-def _again(task: Task, attempt: int) -> list[tuple[Task, int]]:
+def _one_by_one(task: Task, attempt: int) -> list[tuple[Task, int]]:
     """The images of a task whose worker died, one by one: they may not all be to blame."""
     return [(task._replace(indices=(index,)), attempt + 1) for index in reversed(task.indices)]
 
@@ -182,13 +177,15 @@ class Ray:
     gpus: float = 0.0  # of each actor
     threads: int | None = 1
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[Done]:
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
         """Whoever is free does the next task. An actor that dies is replaced and its task done again."""
         ray: Any = require("ray", "ray")
         ours = not ray.is_initialized()
         if ours:
             self._connect(ray)
-        actors = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0)(Worker)
+        named = os.environ.get(VARIABLE)  # plugins, which a worker elsewhere needs as well
+        where = {"runtime_env": {"env_vars": {VARIABLE: named}}} if named else {}
+        actors = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0, **where)(Worker)
         make = partial(actors.remote, self.threads, torch.are_deterministic_algorithms_enabled())
         deaths = ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError
         queue = deque((task, 1) for task in tasks)
@@ -208,15 +205,15 @@ class Ray:
                 except deaths:
                     free.append(make())
                     if attempt < ATTEMPTS:
-                        queue.extendleft(_again(task, attempt))
+                        queue.extendleft(_one_by_one(task, attempt))
                     else:
-                        yield Done(task, died(task))
+                        yield task, died(task)
                     continue
                 if queue:
                     free.append(actor)
                 else:
                     ray.kill(actor)  # to make room for one that has a task but no place yet
-                yield Done(task, results)
+                yield task, results
         finally:
             for actor in [*free, *(actor for actor, _, _ in under_way.values())]:
                 ray.kill(actor)
@@ -228,3 +225,13 @@ class Ray:
             ray.init(address=self.address, logging_level="warning", log_to_driver=False, include_dashboard=False)
         except ConnectionError as error:
             raise SegproxError(f"there is no Ray cluster at {self.address!r}: {str(error).splitlines()[0]}") from None
+
+
+def choose_engine(execution: Execution, callback: Callback | None = None) -> Engine:
+    """The engine that an execution asks for; the callback sees iterations of this process only."""
+    if execution.engine == "ray":
+        gpus = 1.0 if torch.cuda.is_available() else 0.0
+        return Ray(execution.workers, execution.address, gpus, execution.threads)
+    if execution.workers > 1:
+        return Processes(execution.workers, execution.devices, execution.threads)
+    return Local(execution.threads, callback)

@@ -13,10 +13,11 @@ import torch
 
 from segprox.errors import SegproxError
 from segprox.run.engines import Engine
+from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run, check_runs
 from segprox.run.record import ImageError, Record
 from segprox.run.store import Store
-from segprox.run.worker import Prepared, Task, open_dataset, prepare_model, prepare_target
+from segprox.run.worker import Prepared, Task, forget_models, open_dataset, prepare_model, prepare_target
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -40,13 +41,6 @@ class Status(NamedTuple):
         return len(self.records) - self.done
 
 
-class Event(NamedTuple):
-    """A record that has just been written."""
-
-    status: Status  # of its run, with it
-    record: Record | ImageError
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Runs and where their records go.
@@ -54,13 +48,13 @@ class Evaluation:
     Args:
         runs: what to run.
         out: the folder that holds a folder per run.
-        batch: images attacked together, if they have one size.
+        execution: how they are executed.
         retry_errors: whether images with an error are tried again.
     """
 
     runs: Sequence[Run]
     out: Path
-    batch: int = 1
+    execution: Execution = HERE
     retry_errors: bool = False
 
     def status(self) -> list[Status]:
@@ -72,8 +66,8 @@ class Evaluation:
         records = {name: record for name, record in store.latest().items() if name in names}
         return Status(run, store, len(names), records)
 
-    def go(self, engine: Engine) -> Iterator[Event]:
-        """Do what is missing. Each record is on the disk before its event is given out."""
+    def go(self, engine: Engine) -> Iterator[tuple[Status, Record | ImageError]]:
+        """Do what is missing. Each record is on the disk before it is given out, with the status of its run."""
         with ExitStack() as locks:
             statuses = {}
             for run in self.runs:
@@ -90,19 +84,64 @@ class Evaluation:
                     if record is not None:
                         status.store.append(record, files)
                         status.records[name] = record
-                        yield Event(status, record)
+                        yield status, record
 
     def _tasks(self, status: Status) -> Iterator[Task]:
         """Images without a record first need one; those with one are looked at, in case they have changed."""
-        names = _names(status.run)
+        names, batch = _names(status.run), self.execution.batch
         known = {
             name: record.key
             for name, record in status.records.items()
             if isinstance(record, Record) or not self.retry_errors
         }
-        for start in range(0, len(names), self.batch):
-            indices = tuple(range(start, min(start + self.batch, len(names))))
-            yield Task(status.run, indices, {names[i]: known[names[i]] for i in indices if names[i] in known})
+        for start in range(0, len(names), batch):
+            indices = tuple(range(start, min(start + batch, len(names))))
+            finished = {names[i]: known[names[i]] for i in indices if names[i] in known}
+            yield Task(status.run, indices, finished, self.execution)
+
+    def validate(self) -> None:
+        """Refuse runs that cannot work, all reasons at once: names, files, attacks, goals, devices, numbers of classes.
+
+        The model and the dataset of every run are loaded. Models of runs with images left are asked for one prediction
+        for each dataset, on the CPU; nothing is attacked.
+        """
+        runs = self.runs
+        datasets = _reasons({run.dataset: partial(open_dataset, run.dataset) for run in runs})
+        models = _reasons({run.model: partial(self._check_model, run) for run in runs})
+        fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
+        goals = _reasons({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
+        pairs = _reasons({(run.model, run.dataset): partial(self._check_pair, run) for run in fine if self._left(run)})
+        problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
+        if self.execution.workers > 1 or self.execution.engine != "local":
+            forget_models()  # others will load them
+        if problems:
+            raise SegproxError("; ".join(dict.fromkeys(problems)))
+
+    def _left(self, run: Run) -> bool:
+        status = self._status(run, Store(self.out / run.folder))
+        return len(status.records) < status.total
+
+    def _check_model(self, run: Run) -> None:
+        """Whether a model can be loaded, and its devices used."""
+        for device in self.execution.devices or (None,):
+            prepare_model(run, self.execution, device).options.check_device()
+
+    def _check_pair(self, run: Run) -> None:
+        """Whether a model and a dataset go together."""
+        model, data = prepare_model(run, self.execution).built, open_dataset(run.dataset)
+        try:
+            sample = data[0]
+        except SegproxError:
+            return  # an unreadable image is recorded when its turn comes
+        try:
+            with torch.no_grad():
+                outputs = model(sample.image[None]).shape[1]
+        except SegproxError:  # the model is not what it should be
+            raise
+        except Exception:  # an image that the model cannot take, or has no memory for, is recorded in its turn as well
+            return
+        if len(data.classes) > outputs:
+            raise SegproxError(f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(data.classes)}")
 
 
 def _names(run: Run) -> list[str]:
@@ -112,14 +151,16 @@ def _names(run: Run) -> list[str]:
 def about(run: Run) -> dict[str, Any]:
     """What a report and a reader of a run's folder need to know besides the run itself."""
     data = open_dataset(run.dataset)
-    cost = run.attack.make().cost()
+    attack = run.attack.make()
+    cost = attack.cost()
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "classes": list(data.classes),
         "palette": [list(colour) for colour in data.palette],
         "labels": "true" if data.labelled else "the model's own clean prediction",
         "images": len(data),
-        "norm": run.attack.make().norm,
+        "norm": attack.norm,
+        "attack": attack.described(),
         "cost": {"forwards": cost.forwards, "backwards": cost.backwards},
         "environment": environment(),
     }
@@ -137,21 +178,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def validate(runs: Sequence[Run]) -> None:
-    """Refuse runs that cannot work, all reasons at once: names, files, attacks, goals, numbers of classes.
-
-    Every model and dataset is loaded; nothing is attacked.
-    """
-    datasets = _reasons({run.dataset: partial(open_dataset, run.dataset) for run in runs})
-    models = _reasons({run.model: partial(prepare_model, run) for run in runs})
-    fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
-    goals = _reasons({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
-    pairs = _reasons({(run.model, run.dataset): partial(_check_pair, run) for run in fine})
-    problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
-    if problems:
-        raise SegproxError("; ".join(dict.fromkeys(problems)))
-
-
 def _reasons(checks: Mapping[Key, Callable[[], object]]) -> dict[Key, str]:
     """What went wrong, by the key of the check."""
     problems = {}
@@ -161,24 +187,6 @@ def _reasons(checks: Mapping[Key, Callable[[], object]]) -> dict[Key, str]:
         except SegproxError as error:
             problems[key] = str(error)
     return problems
-
-
-def _check_pair(run: Run) -> None:
-    """Whether a model and a dataset go together."""
-    model, data = prepare_model(run)[0], open_dataset(run.dataset)
-    try:
-        sample = data[0]
-    except SegproxError:
-        return  # an unreadable image is recorded when its turn comes
-    try:
-        with torch.no_grad():
-            outputs = model(sample.image[None].to(model.device)).shape[1]
-    except SegproxError:  # the model is not what it should be
-        raise
-    except Exception:  # an image that the model cannot take, or has no memory for, is recorded in its turn as well
-        return
-    if len(data.classes) > outputs:
-        raise SegproxError(f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(data.classes)}")
 
 
 class Estimate(NamedTuple):

@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from segprox.attacks import Attack, make_attack
 from segprox.errors import SegproxError
+from segprox.models import model_options
+from segprox.run.execution import HOW
 from segprox.run.record import digest
 
 FIELDS = ConfigDict(extra="forbid")
@@ -36,6 +38,13 @@ class AttackEntry:
         """The attack."""
         return make_attack(self.name, **self.set)
 
+    def each(self) -> "Iterator[AttackEntry]":
+        """One entry for every epsilon, where there is a list of them, as `[2/255, 4/255]` or `2/255,4/255`."""
+        several = self.set.get("epsilon")
+        several = several.split(",") if isinstance(several, str) else several
+        for epsilon in several if isinstance(several, list) else [several]:
+            yield self if several is None else dataclasses.replace(self, set=self.set | {"epsilon": epsilon})
+
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{field}={value}" for field, value in self.set.items())])
 
@@ -49,7 +58,7 @@ class Settings:
     seed: Annotated[int, Field(description="of random starts")] = 0
     max_queries: Annotated[int | None, Field(ge=1, description="most forwards plus backwards per image")] = None
     save: Annotated[tuple[SaveFormat, ...], Field(description="what to keep of perturbed images")] = ("preview",)
-    model_options: Annotated[dict[str, Any], Field(description="options of every model, such as device")] = (
+    model_options: Annotated[dict[str, Any], Field(description="options of every model, such as precision")] = (
         dataclasses.field(default_factory=dict)
     )
 
@@ -70,15 +79,34 @@ class Run:
         return f"{self.model} | {self.dataset} | {self.attack} | {self.goal}"
 
     @property
-    def folder(self) -> str:
-        """The name of its folder: readable, and different for different runs.
+    def identity(self) -> dict[str, Any]:
+        """All that determines its results, as plain data: runs that agree in it are one run.
 
-        How many images, and which are kept, does not make it another run.
+        How many images there are, what is kept of them and how the run is executed does not belong here; nor does it
+        matter in which of several ways a field is written.
         """
-        parts = [self.model, self.dataset, self.attack.name, self.goal]
+        settings = self.settings
+        try:
+            options = dataclasses.asdict(model_options(self.model, **settings.model_options))
+            model = {option: value for option, value in options.items() if option not in HOW}
+            attack = self.attack.make().described()
+        except SegproxError:  # what cannot be made is told apart by its text; `check_runs` says what is wrong with it
+            model, attack = {self.model: settings.model_options}, dataclasses.asdict(self.attack)
+        return {
+            "model": [self.model.partition("?")[0], model],
+            "dataset": self.dataset,
+            "attack": attack,
+            "goal": self.goal,
+            "settings": [settings.threshold, settings.seed, settings.max_queries],
+        }
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder: readable, and different for different runs."""
+        model = self.model.partition("?")[0]
+        parts = [model, self.dataset, self.attack.name, self.goal]
         readable = "+".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-")[-40:] for part in parts)
-        varied = {**dataclasses.asdict(self), "settings": dataclasses.asdict(self.settings) | {"limit": 0, "save": 0}}
-        return f"{readable}+{digest(varied)[:8]}"
+        return f"{readable}+{digest(self.identity)[:8]}"
 
 
 Entries = Annotated[tuple[Annotated[AttackEntry, BeforeValidator(_entry)], ...], Field(min_length=1)]
@@ -96,7 +124,8 @@ class Grid:
 
     def runs(self, settings: Settings) -> Iterator[Run]:
         """One after the other, all attacks of a model before the next model."""
-        for model, dataset, goal, attack in itertools.product(self.models, self.datasets, self.goals, self.attacks):
+        attacks = [attack for entry in self.attacks for attack in entry.each()]
+        for model, dataset, goal, attack in itertools.product(self.models, self.datasets, self.goals, attacks):
             yield Run(model=model, dataset=dataset, attack=attack, goal=goal, settings=settings)
 
 
@@ -137,8 +166,12 @@ class Spec:
             raise SegproxError(f"{name} does not fit: {'; '.join(found)}") from None
 
     def runs(self) -> list[Run]:
-        """All runs, without repetitions."""
-        return list({run.folder: run for grid in self.grids for run in grid.runs(self.settings)}.values())
+        """All runs; of those that are one and the same, however they are written, the first."""
+        found: dict[str, Run] = {}
+        for grid in self.grids:
+            for run in grid.runs(self.settings):
+                found.setdefault(run.folder, run)
+        return list(found.values())
 
 
 def check_runs(runs: Sequence[Run]) -> list[str]:

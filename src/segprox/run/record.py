@@ -48,6 +48,7 @@ class Record:
     """What one attack did to one image, or why it did nothing."""
 
     key: str  # of everything that determines the result
+    version: str  # of the segprox that made it
     image: str  # its name
     image_hash: str
     height: int
@@ -76,6 +77,7 @@ class ImageError:
     """An image that could not be attacked."""
 
     key: str
+    version: str  # of the segprox that says so
     image: str
     reason: str
     status: Literal["error"] = "error"

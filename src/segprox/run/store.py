@@ -1,15 +1,14 @@
 """A folder that survives anything: what was run once, and a line per image, synced before the next begins."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 import segprox
@@ -17,8 +16,8 @@ from segprox.errors import SegproxError
 from segprox.run.plan import Run
 from segprox.run.record import ImageError, Record, from_line, to_line
 
-FORMAT = 1  # of the folder; a change that older readers misunderstand raises it
-HEADER, RECORDS, LOCK, IMAGES = "run.json", "records.jsonl", "lock", "images"
+FORMAT = 2  # of the folder; a change that older readers misunderstand raises it
+HEADER, RECORDS, LOCK, OWNER = "run.json", "records.jsonl", "lock", "lock.owner"
 
 
 class Store:
@@ -32,7 +31,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock: IO[str] | None = None
+        self._lock = FileLock(folder / LOCK, thread_local=False)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -48,7 +47,8 @@ class Store:
         if content.get("format") != FORMAT:
             raise SegproxError(
                 f"{self.folder} was written by segprox {content.get('segprox')} in format {content.get('format')}, "
-                f"but this is {segprox.__version__}, which knows format {FORMAT} only; use another folder"
+                f"but this is {segprox.__version__}, which knows format {FORMAT} only; write to another folder, "
+                "or read this one with the version that wrote it"
             )
         return content
 
@@ -81,34 +81,40 @@ class Store:
     @property
     def locked(self) -> bool:
         """Whether some process is writing."""
+        if not (self.folder / LOCK).exists():
+            return False
         try:
-            with (self.folder / LOCK).open("r") as lock:
-                return not _try_lock(lock, fcntl.LOCK_SH)
-        except OSError:  # no lock, or none that could be asked
+            with FileLock(self.folder / LOCK, timeout=0, thread_local=False):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # a lock that cannot be asked
             return False
 
     def __enter__(self) -> "Store":
         self.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as undo:
-            lock = undo.enter_context((self.folder / LOCK).open("a+"))
-            if not _try_lock(lock, fcntl.LOCK_EX):
-                lock.seek(0)
-                owner = lock.read().strip() or "unknown"
-                raise SegproxError(
-                    f"another process (pid {owner}) is writing to {self.folder}; wait for it, or stop it"
-                )
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise SegproxError(
+                f"another process (pid {self._owner()}) is writing to {self.folder}; wait for it, or stop it"
+            ) from None
+        try:
+            (self.folder / OWNER).write_text(str(os.getpid()))
             self._cut_torn_line()
-            undo.pop_all()
-        self._lock = lock
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self._lock is not None
-        self._lock.close()  # which releases it
-        self._lock = None
+        self._lock.release()
+
+    def _owner(self) -> str:
+        try:
+            return (self.folder / OWNER).read_text().strip() or "unknown"
+        except OSError:
+            return "unknown"
 
     def start(self, run: Run, about: Mapping[str, Any]) -> None:
         """Say what is run. Going on later keeps the first description, but for how many images are wanted or kept."""
@@ -122,7 +128,7 @@ class Store:
 
     def append(self, record: Record | ImageError, files: Mapping[str, bytes] | None = None) -> None:
         """Write a record, and before it the files it names; when this returns, both are on the disk."""
-        assert self._lock is not None, "a store is written within `with`"
+        assert self._lock.is_locked, "a store is written within `with`"
         for name, content in (files or {}).items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,14 +171,6 @@ def _plain(run: Run) -> Any:
     return TypeAdapter(Run).dump_python(run, mode="json")
 
 
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:  # other errors say that there are no locks here, not that someone has it
-        return False
-    return True
-
-
 def _write_all(file: FileIO, content: bytes) -> None:
     """Write everything; a disk that is nearly full takes a part without complaint."""
     while content:
@@ -180,7 +178,9 @@ def _write_all(file: FileIO, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make sure that new names in a folder are on the disk, as their files are."""
+    """Make sure that new names in a folder are on the disk, as their files are; Windows has no way to ask for it."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
-from segprox.data import with_own_labels
 from segprox.data.files import UNREADABLE
-from segprox.problem import Problem, predictions
+from segprox.problem import Problem
 from segprox.run.record import Record, Score
 from segprox.run.store import Store
-from segprox.run.worker import DECODERS, Prepared, prepare, score_image
+from segprox.run.worker import DECODERS, Prepared, label_sample, prepare, score_image
 
 TOLERANCE, RELATIVE = 1e-6, 1e-5  # another machine may round otherwise, and add up in another order
 
@@ -34,7 +33,7 @@ def verify_run(store: Store, device: str | None = None) -> Iterator[Verified]:
     records = [record for record in store.latest().values() if isinstance(record, Record) and record.saved]
     if not records:
         return
-    prepared = prepare(store.run, device)
+    prepared = prepare(store.run, device=device)
     found: dict[str, list[tuple[Score | None, Score]]] = defaultdict(list)
     for record in records:
         problem = _problem(prepared, record)
@@ -53,10 +52,7 @@ def _problem(prepared: Prepared, record: Record) -> Problem | None:
         sample = prepared.data[list(prepared.data.names).index(record.image)]
     except ValueError:  # not there, or not readable
         return None
-    if not prepared.data.labelled:
-        clean = prepared.model.full_precision(sample.image[None].to(prepared.model.device))
-        sample = with_own_labels(sample, predictions(clean)[0].cpu())
-    return prepared.problem(sample)
+    return prepared.problem(label_sample(prepared.model, sample, prepared.data.labelled)[0])
 
 
 def _score_file(prepared: Prepared, problem: Problem | None, path: Path, kind: str) -> Score | None:

@@ -1,14 +1,12 @@
 """Attacks images and returns records. Needs no disk but the dataset's, so it may run anywhere."""
 
-import dataclasses
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +14,15 @@ from PIL import Image
 from safetensors.torch import load, save
 from torch import Tensor
 
+import segprox
 from segprox.attacks import Attack, Callback
 from segprox.counts import class_counts
 from segprox.data import Dataset, Sample, Target, load_dataset, make_target, with_own_labels
 from segprox.errors import SegproxError
-from segprox.models import Segmenter, load_model
-from segprox.naming import Name
+from segprox.models import ModelOptions, Segmenter, build_model, settle
 from segprox.norms import distance
 from segprox.problem import Problem, predictions
+from segprox.run.execution import HERE, Execution
 from segprox.run.plan import UNTARGETED, Run
 from segprox.run.preview import Part, encode_preview
 from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, digest, weights_digest
@@ -39,7 +38,8 @@ class Task(NamedTuple):
     run: Run
     indices: tuple[int, ...]
     known: Mapping[str, str] = {}  # keys of images that need not be done again, by name
-    device: str | None = None  # instead of the one the run's settings name
+    execution: Execution = HERE
+    device: str | None = None  # of the worker, if workers have different ones
 
 
 class Result(NamedTuple):
@@ -50,24 +50,37 @@ class Result(NamedTuple):
     files: Mapping[str, bytes] = {}
 
 
+class LoadedModel:
+    """A model of which only the weights are there until it is asked something."""
+
+    def __init__(self, name: str, options: ModelOptions) -> None:
+        self.options, self.built = options, build_model(name, options)  # on the CPU
+        described = {**self.built.described(), "precision": options.precision, "fold": options.fold}
+        self.hash = weights_digest(self.built.model, described)
+
+    @cached_property
+    def segmenter(self) -> Segmenter:
+        """The model, ready to be attacked."""
+        return settle(self.built, self.options)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A run with everything loaded."""
 
     run: Run
-    model: Segmenter
-    model_hash: str
+    loaded: LoadedModel
     data: Dataset
     attack: Attack
     target: Target | None
 
-    @cached_property
-    def attack_fields(self) -> dict[str, Any]:
-        """What the attack is, in full: its name's defaults may change with a version."""
-        return {"class": type(self.attack).__name__, **dataclasses.asdict(self.attack)}  # type: ignore[call-overload]  # a dataclass
+    @property
+    def model(self) -> Segmenter:
+        """The model, ready to be attacked."""
+        return self.loaded.segmenter
 
     def problem(self, sample: Sample) -> Problem:
-        """What is to be achieved for one image."""
+        """What is to be achieved for one labelled image."""
         settings, device = self.run.settings, self.model.device
         return Problem.build(
             sample.image[None].to(device),
@@ -78,26 +91,27 @@ class Prepared:
             seed=settings.seed,
         )
 
-    def key(self, problem: Problem) -> str:
-        """A hash of all that determines the result for one image."""
-        settings = self.run.settings
+    def key(self, sample: Sample) -> str:
+        """A hash of all that determines the result for one image, found without asking the model anything."""
+        settings, wanted = self.run.settings, None
+        if self.target is not None and (self.data.labelled or not self.target.uses_labels):
+            wanted = self.target(sample)
         return digest(
-            problem.images, problem.labels, problem.mask, self.model_hash, self.attack_fields,
-            [problem.targeted, settings.threshold, settings.seed, settings.max_queries],
+            sample.image, sample.label, wanted, self.loaded.hash, self.attack.described(),
+            [self.run.goal, self.data.labelled, self.data.ignore],
+            [settings.threshold, settings.seed, settings.max_queries],
         )  # fmt: skip
 
 
-def prepare(run: Run, device: str | None = None) -> Prepared:
+def prepare(run: Run, execution: Execution = HERE, device: str | None = None) -> Prepared:
     """Load what a run needs; models, datasets and targets are kept for the next."""
-    model, model_hash = prepare_model(run, device)
-    return Prepared(run, model, model_hash, open_dataset(run.dataset), run.attack.make(), prepare_target(run))
+    model = prepare_model(run, execution, device)
+    return Prepared(run, model, open_dataset(run.dataset), run.attack.make(), prepare_target(run))
 
 
-def prepare_model(run: Run, device: str | None = None) -> tuple[Segmenter, str]:
-    """The model of a run, and the hash of its weights."""
-    lean = {} if "lean" in Name.parse(run.model).options else {"lean": "auto"}
-    options = lean | run.settings.model_options | ({} if device is None else {"device": device})
-    return _model(run.model, json.dumps(options, sort_keys=True, default=str))
+def prepare_model(run: Run, execution: Execution = HERE, device: str | None = None) -> LoadedModel:
+    """The model of a run; its weights are read, nothing is computed."""
+    return _model(run.model, execution.model_options(run.model, run.settings.model_options, device))
 
 
 def prepare_target(run: Run) -> Target | None:
@@ -105,10 +119,21 @@ def prepare_target(run: Run) -> Target | None:
     return None if run.goal == UNTARGETED else _target(run.goal, run.dataset)
 
 
-@lru_cache(MODELS_KEPT)
-def _model(name: str, options: str) -> tuple[Segmenter, str]:
-    model = load_model(name, **json.loads(options))
-    return model, weights_digest(model.model, model.described())
+_model = lru_cache(MODELS_KEPT)(LoadedModel)
+
+
+def forget_models() -> None:
+    """Let go of the models that are kept for the next run."""
+    _model.cache_clear()
+
+
+def label_sample(model: Segmenter, sample: Sample, labelled: bool) -> tuple[Sample, Tensor]:
+    """The sample with labels, if it has none with what the model sees in it; and its clean logits `[1, K, H, W]`."""
+    with torch.no_grad():
+        clean = model.full_precision(sample.image[None].to(model.device))
+    if clean.isnan().any():
+        raise SegproxError("the model returns NaN for this image")
+    return sample if labelled else with_own_labels(sample, predictions(clean)[0].cpu()), clean
 
 
 @lru_cache(8)
@@ -144,7 +169,7 @@ class Worker:
 
         Whatever goes wrong with an image is recorded as its error. What goes wrong with the run itself is raised.
         """
-        prepared = prepare(task.run, task.device)
+        prepared = prepare(task.run, task.execution, task.device)
         results: list[Result] = []
         jobs: list[_Job] = []
         for index in task.indices:
@@ -153,16 +178,17 @@ class Worker:
             if known == image_error(name, DEADLY).key:  # not even to be looked at
                 results.append(Result(name, None))
                 continue
+            key = None
             try:
-                job = _Job.make(prepared, self._read(task.run.dataset, index))
+                sample = self._read(task.run.dataset, index)
+                key = prepared.key(sample)
+                if known != key:
+                    jobs.append(_Job.make(prepared, sample, key))
+                else:
+                    results.append(Result(name, None))
             except Exception as error:  # whatever a file, a dataset or a network may raise
-                error_record = image_error(name, _reason(error))
-                results.append(Result(name, None if known == error_record.key else error_record))
-                continue
-            if known == job.key:
-                results.append(Result(name, None))
-            else:
-                jobs.append(job)
+                found = image_error(name, _reason(error), key)
+                results.append(Result(name, None if known == found.key else found))
         for _, group in groupby(jobs, key=lambda job: job.problem.images.shape):
             results += _attack(prepared, list(group), callback)
         return results
@@ -172,9 +198,9 @@ class Worker:
         return open_dataset(dataset)[index] if ahead is None else ahead.result()
 
 
-def image_error(name: str, reason: str) -> ImageError:
-    """What is recorded of an image of which nothing but a reason is known."""
-    return ImageError(key=digest(name, reason), image=name, reason=reason)
+def image_error(name: str, reason: str, key: str | None = None) -> ImageError:
+    """What is recorded of an image that could not be attacked; one that could not even be read has no key."""
+    return ImageError(key=key or digest(name, reason), version=segprox.__version__, image=name, reason=reason)
 
 
 class _Job(NamedTuple):
@@ -186,17 +212,11 @@ class _Job(NamedTuple):
     clean: Tensor  # logits, [1, K, H, W]
 
     @classmethod
-    def make(cls, prepared: Prepared, sample: Sample) -> "_Job":
-        model = prepared.model
-        with torch.no_grad():
-            clean = model.full_precision(sample.image[None].to(model.device))
-        if clean.isnan().any():
-            raise SegproxError("the model returns NaN for this image")
-        if not prepared.data.labelled:
-            sample = with_own_labels(sample, predictions(clean)[0].cpu())
+    def make(cls, prepared: Prepared, sample: Sample, key: str) -> "_Job":
+        sample, clean = label_sample(prepared.model, sample, prepared.data.labelled)
         problem = prepared.problem(sample)
         problem.check_classes(clean.shape[1])
-        return cls(sample, problem, prepared.key(problem), clean)
+        return cls(sample, problem, key, clean)
 
 
 def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> list[Result]:
@@ -210,7 +230,7 @@ def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> 
         half = len(jobs) // 2
         return [result for part in (jobs[:half], jobs[half:]) for result in _attack(prepared, part, callback)]
     name = jobs[0].sample.name
-    return [Result(name, ImageError(key=jobs[0].key, image=name, reason=reason))]
+    return [Result(name, image_error(name, reason, jobs[0].key))]
 
 
 def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callback | None) -> Iterator[Result]:
@@ -236,6 +256,7 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
         clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))
         record = Record(
             key=job.key,
+            version=segprox.__version__,
             image=job.sample.name,
             image_hash=digest(job.problem.images),
             height=image.shape[2],

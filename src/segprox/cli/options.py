@@ -1,0 +1,110 @@
+"""Options that several commands take, declared once: `@takes` puts them into a command's signature."""
+
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from segprox.run.execution import Execution
+
+
+class EngineName(StrEnum):
+    """Who does the work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class Log(StrEnum):
+    """How progress is told."""
+
+    BAR = "bar"
+    QUIET = "quiet"
+    JSON = "json"
+
+
+def takes(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace parameters of a command by options from which the makers make them.
+
+    Args:
+        makers: for each such parameter a function whose own parameters are the options.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = {name: inspect.signature(maker).parameters for name, maker in makers.items()}
+        own = [p for p in inspect.signature(command).parameters.values() if p.name not in makers]
+        added = [option for some in options.values() for option in some.values()]
+
+        @wraps(command)
+        def parsed(**given: Any) -> None:
+            made = {
+                name: maker(**{option: given.pop(option) for option in options[name]}) for name, maker in makers.items()
+            }
+            command(**given, **made)
+
+        everything = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *added)]
+        parsed.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]  # what typer reads
+        parsed.__annotations__ = {p.name: p.annotation for p in everything}
+        return parsed
+
+    return decorate
+
+
+def execution_options(
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, ...; with --workers a list such as cuda:0,cuda:1.")
+    ] = None,
+    lean: Annotated[
+        bool | None,
+        typer.Option(
+            "--lean/--no-lean",
+            show_default="where it pays",
+            help="Hold only what the gradient of the image needs (see: segprox memory).",
+        ),
+    ] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the model.")] = False,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")] = False,
+    engine: Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")] = EngineName.LOCAL,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine, or Ray actors.")] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster, such as auto; a new cluster if left out.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of each worker. More change the last digits of results.")
+    ] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Images of one size attacked together: for GPUs.")] = 1,
+) -> "Execution":
+    """How an evaluation is executed: none of it changes what comes out."""
+    import torch
+
+    from segprox.run.execution import Execution
+
+    torch.set_num_threads(threads)
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much of torch
+        torch.use_deterministic_algorithms(deterministic)
+    return Execution(
+        engine=engine.value, workers=workers, address=address, devices=tuple(device.split(",") if device else ()),
+        threads=threads, batch=batch, lean=lean, compile=compile_, channels_last=channels_last,
+    )  # fmt: skip
+
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
+SaveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--save", help="Keep float (safetensors, lossless), png (8-bit), preview (small pictures; the default); repeat."
+    ),
+]
+MaxQueriesOption = Annotated[
+    int | None, typer.Option("--max-queries", min=1, help="Most forwards plus backwards per image, for any attack.")
+]
+RetryOption = Annotated[bool, typer.Option("--retry-errors", help="Try images again that could not be attacked.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
+LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]
