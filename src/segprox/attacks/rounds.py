@@ -139,18 +139,20 @@ class Ball:
         self.missing = torch.where(over, 1.0, self.missing)
         self.since = torch.where(over, 1, self.since)
 
-    def fit(self, query: Query, rounds: Rounds, length: Tensor) -> Tensor:
-        """Change the radius by what the query says, steps being of this length `[B]`.
+    def fit(self, query: Query, rounds: Rounds, trust: "Trust") -> Tensor:
+        """Change the radius by what the query and the length of trusted steps say.
 
         Returns by what factor steps should get longer, `[B]`, 1 where they should not.
         """
+        length = trust.length
         missing, success, known = 1 - query.apsr, query.success, self.tracker.best.success
         begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
         self.stiff = torch.where(success & ~rounds.sweeping, length < STIFF * self.radius, self.stiff)
         stiff = self.stiff & ~rounds.sweeping
         self.leap = torch.where(success & stiff & self.regrown, self.leap / 2, self.leap)
         hopeful = self._hopeful(missing) | stiff & (self.since <= GRACE)
-        # A ball that cannot be crossed with such steps is large enough: then the steps are what is too short.
+        # A ball that cannot be crossed with such steps is large enough: then the steps are what is too short, unless
+        # even these do not keep their promise. Such steps must get shorter still, or both would grow without end.
         short = begun & ~(success | hopeful | rounds.sweeping) & (length < SHORT * self.radius)
         change = torch.where(success, self._shrink(missing, rounds, stiff), self._growth(missing, rounds, stiff))
         change = torch.where(begun & (success | ~hopeful) & ~short, change, 0.0)
@@ -166,7 +168,7 @@ class Ball:
         self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, self._past().to(missing.dtype)))
         self.since = torch.where(success, 1, self.since + 1)
         along = torch.where(known, 0.5, (1 + missing.square()) / 2).to(grown.dtype)  # at first steps grow with the ball
-        return torch.where(short, LONGER, grown**along)
+        return torch.where(short, torch.where(trust.kept, LONGER, 1.0).to(grown.dtype), grown**along)
 
     def _past(self) -> Tensor:
         """The weight of the past in the mean of missing pixels, `[B]`: short at first, when all is new."""
@@ -200,6 +202,7 @@ class Trust:
         self.least = least
         self.length = torch.zeros_like(tracker.best.norm)
         self.predicted = torch.zeros_like(tracker.best.norm)  # change of the penalty; 0 before the first step
+        self.kept = torch.ones_like(tracker.best.success)  # whether the last step did enough of what was predicted
         self.penalty: Penalty | None = None
 
     def predict(self, penalty: Penalty, d: Tensor, gradient: Tensor, move: Tensor) -> None:
@@ -215,6 +218,7 @@ class Trust:
         ratio = (self.penalty.value(d) - self.value) / torch.where(down, self.predicted, -1.0)
         factor = (1 + ratio - TRUSTED).clamp_(*TRUST_CHANGE)
         length = torch.where(down, self.length * factor, self.length)
+        self.kept = ~down | (ratio >= TRUSTED)
         self.length = length.clamp(min=self.least).minimum(longest)
 
     def restart(self, over: Tensor) -> None:
