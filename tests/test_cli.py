@@ -1,11 +1,12 @@
 """The command line, called as a user would."""
 
 import errno
+import re
 
 import pytest
 import torch
 
-from segprox.attacks import state_bytes
+from segprox.attacks import ATTACKS, describe, make_attack, state_bytes
 from segprox.data import DATASETS
 from segprox.models import held_bytes, load_model
 from segprox.run.store import stores
@@ -242,3 +243,13 @@ def test_memory_of_an_unknown_model(segprox):
     code, _, errors = segprox("memory", "--model", "demo-unknown")
     assert code != 0
     assert "demo-unknown" in errors
+
+
+@pytest.mark.parametrize("name", [*ATTACKS, "bisect:pgd"])
+def test_every_attack_can_be_shown(segprox, name):
+    code, output, _ = segprox("attacks", "show", name)
+    assert code == 0
+    assert re.search(r"^ steps\s+\d+\s+N: ", output, re.MULTILINE)
+    for field in describe(make_attack(name)):
+        assert field.meaning, field.name
+        assert not field.meaning.startswith("of "), field  # a meaning has its noun

@@ -17,13 +17,16 @@ import torch
 from PIL import Image
 
 from segprox import SegproxError
-from segprox.attacks import Fmn
+from segprox import __version__ as version
+from segprox.attacks import Fmn, make_attack
+from segprox.models.demo import StreetNet
 from segprox.run.engines import Local
 from segprox.run.evaluate import Evaluation, estimate
 from segprox.run.execution import Execution
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.record import ImageError, Record, same
 from segprox.run.store import Store, stores
+from segprox.run.worker import forget_models
 
 FAST = ("--model", "demo-standard", "--attack", "fmn", "--steps", 3)
 
@@ -83,6 +86,49 @@ def test_what_is_done_is_not_done_again(tmp_path, batch_sizes):
     assert done(tmp_path, run) == []
     assert len(batch_sizes) == 3
     assert (only(tmp_path).folder / "records.jsonl").read_bytes() == lines
+
+
+def test_a_finished_run_asks_the_model_nothing(segprox, tmp_path, monkeypatch):
+    arguments = ("evaluate", *FAST, "--limit", 2, "--out", tmp_path)
+    assert segprox(*arguments)[0] == 0
+    header, asked, forward = only(tmp_path).header, [], StreetNet.forward
+    forget_models()
+
+    def counted(self, images):
+        asked.append(1)
+        return forward(self, images)
+
+    monkeypatch.setattr(StreetNet, "forward", counted)
+    assert segprox(*arguments)[0] == 0
+    assert asked == []
+    assert only(tmp_path).header == header
+    assert segprox(*arguments[:-4], "--limit", 3, "--out", tmp_path)[0] == 0
+    assert len(asked) > 3
+
+
+def test_how_an_evaluation_is_done_does_not_change_where_it_goes(segprox, tmp_path, batch_sizes):
+    assert segprox("evaluate", *FAST, "--limit", 2, "--out", tmp_path)[0] == 0
+    ways = ("--no-lean", "--channels-last", "--device", "cpu", "--batch", 2)
+    arguments = ("evaluate", "--model", "demo-standard", "--attack", "fmn", "--set", "steps=3", "--limit", 2)
+    assert segprox(*arguments, *ways, "--out", tmp_path)[0] == 0
+    assert len(batch_sizes) == len(only(tmp_path).latest()) == 2
+
+
+def test_a_run_says_all_of_its_attack_and_a_record_its_version(tmp_path, monkeypatch):
+    done(tmp_path, a_run(limit=1))
+    store = only(tmp_path)
+    assert store.header["attack"] == json.loads(json.dumps(make_attack("fmn", steps=3).described()))
+    assert [record.version for record in store.records()] == [version]
+    monkeypatch.setattr(Fmn, "revision", 2)
+    assert len(done(tmp_path, a_run(limit=1))) == 1
+    assert len(stores(tmp_path)) == 2
+
+
+def test_a_list_of_epsilons(segprox, tmp_path):
+    arguments = ("--model", "demo-standard", "--attack", "fgsm", "--set", "epsilon=1/255,2/255")
+    assert segprox("evaluate", *arguments, "--limit", 1, "--log", "quiet", "--out", tmp_path)[0] == 0
+    sizes = sorted(record.norm for store in stores(tmp_path) for record in store.records())
+    assert sizes == [pytest.approx(1 / 255, rel=1e-4), pytest.approx(2 / 255, rel=1e-4)]
 
 
 def test_each_record_is_on_the_disk_before_it_is_told(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 
 from segprox.report.findings import statements, verdicts
 from segprox.report.groups import group_runs
-from segprox.report.page import PICTURE_LIMIT, write_page
+from segprox.report.page import write_page
 from segprox.report.results import load_results
 from segprox.run.record import ImageError, Record, Score
-from tests.runs import HEADER, make_record, write_run
+from tests.records import HEADER, scene_record, write_run
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "\"'&{{ 7*7 }}")
 
@@ -51,8 +51,8 @@ def page(folder, **options):
 
 
 def two_attacks(folder, **options):
-    write_run(folder, [make_record(f"i{k}", 0.01 * (k + 1)) for k in range(4)], attack="fmn", **options)
-    write_run(folder, [make_record(f"i{k}", 0.02 * (k + 1), k < 3) for k in range(4)], attack="ddn", **options)
+    write_run(folder, [scene_record(f"i{k}", 0.01 * (k + 1)) for k in range(4)], attack="fmn", **options)
+    write_run(folder, [scene_record(f"i{k}", 0.02 * (k + 1), k < 3) for k in range(4)], attack="ddn", **options)
 
 
 def test_page(tmp_path):
@@ -101,7 +101,7 @@ def test_policy_names_exactly_our_code(tmp_path):
 
 def test_names_stay_names(tmp_path):
     header = HEADER | {"classes": [*HOSTILE[:3]], "environment": {"host": HOSTILE[0]}}
-    records = [make_record(name, 0.01) for name in HOSTILE]
+    records = [scene_record(name, 0.01) for name in HOSTILE]
     errors = [ImageError(version="1", key="k", image=f"{HOSTILE[0]}!", reason=HOSTILE[1])]
     write_run(tmp_path, [*records, *errors], model=HOSTILE[0], goal=HOSTILE[1], header=header)
     _, text, elements = page(tmp_path)
@@ -122,11 +122,10 @@ def test_limit(tmp_path):
     assert [record["pictures"] for record in elements.data["runs"][0]["records"]] == ["full", "small", "small", "small"]
     assert "6 records of 8 have a thumbnail only" in text
     assert page(tmp_path, limit=0)[0].images == 0
-    assert PICTURE_LIMIT == 40_000_000
 
 
 def test_unreadable_previews(tmp_path):
-    folder = write_run(tmp_path, [make_record(f"i{k}", 0.01) for k in range(4)], previews=True)
+    folder = write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(4)], previews=True)
     (folder / "previews/0.zip").unlink()
     (folder / "previews/1.zip").write_bytes(b"not a zip")
     outside = tmp_path / "outside.zip"
@@ -140,10 +139,14 @@ def test_unreadable_previews(tmp_path):
 
 BARE = {"started": None, "classes": []}
 DEGENERATE = {
-    "no previews": ([make_record(f"i{k}", 0.01) for k in range(3)], HEADER, "No pictures were kept of these runs"),
-    "no success": ([make_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
-    "one image": ([make_record("one", 0.01)], HEADER, "The image was broken"),
-    "no classes": ([make_record("one", 0.01)], BARE, "1 of 1 broken"),
+    "no previews": (
+        [scene_record(f"i{k}", 0.01) for k in range(3)],
+        HEADER,
+        "No pictures were kept of these runs",
+    ),
+    "no success": ([scene_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
+    "one image": ([scene_record("one", 0.01)], HEADER, "The image was broken"),
+    "no classes": ([scene_record("one", 0.01)], BARE, "1 of 1 broken"),
     "errors only": ([ImageError(version="1", key="k", image="a", reason="no such file")], HEADER, "no such file"),
     "nothing": ([], {}, "No image was attacked"),
 }
@@ -174,15 +177,15 @@ def test_table_marks_the_strongest_attack(tmp_path):
 
 
 def test_nothing_is_strongest_on_other_images(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01)], attack="fmn")
-    write_run(tmp_path, [make_record("a", 0.02)], attack="ddn")
+    write_run(tmp_path, [scene_record("a", 0.01), scene_record("b", 0.01)], attack="fmn")
+    write_run(tmp_path, [scene_record("a", 0.02)], attack="ddn")
     _, text, _ = page(tmp_path)
     assert 'best"' not in text
     assert "Not all attacks have seen the same images yet" in text
 
 
 def test_accuracy_falls_with_epsilon_by_whatever_fits(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.01), make_record("c", 0.02, False)])
+    write_run(tmp_path, [scene_record("a", 0.01), scene_record("b", 0.01), scene_record("c", 0.02, False)])
     epsilon, accuracy = page(tmp_path)[2].data["runs"][0]["curves"]["accuracy"]
     assert epsilon == pytest.approx([0, 2.55, 5.1])
     assert accuracy == pytest.approx([0.9, (90 + 5 + 5) / 300, (60 + 5 + 5) / 300], rel=1e-4)
@@ -190,18 +193,21 @@ def test_accuracy_falls_with_epsilon_by_whatever_fits(tmp_path):
 
 def test_curves_over_queries_only_where_they_were_recorded(tmp_path):
     traces = [[(3, 0.04), (9, 0.02)], [(5, 0.02)], []]
-    records = [make_record(f"i{k}", 0.02, k < 2, trace=trace) for k, trace in enumerate(traces)]
+    records = [scene_record(f"i{k}", 0.02, k < 2, trace=trace) for k, trace in enumerate(traces)]
     write_run(tmp_path, records, attack="fmn")
-    write_run(tmp_path, [*records[:1], make_record("i1", 0.02)], attack="ddn")
+    write_run(tmp_path, [*records[:1], scene_record("i1", 0.02)], attack="ddn")
     ddn, fmn = sorted(page(tmp_path)[2].data["runs"], key=lambda run: run["attack"])
     assert fmn["curves"]["anytime"] == [[0, 3, 5, 9, 119], pytest.approx([255, 255, 10.2, 5.1, 5.1])]
     assert "anytime" not in ddn["curves"]
 
 
 def test_norms_are_never_mixed(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01)], attack="fmn")
+    write_run(tmp_path, [scene_record("a", 0.01)], attack="fmn")
     write_run(
-        tmp_path, [make_record("a", 0.01), make_record("b", 0.01, False)], attack="ddn", header=HEADER | {"norm": "l2"}
+        tmp_path,
+        [scene_record("a", 0.01), scene_record("b", 0.01, False)],
+        attack="ddn",
+        header=HEADER | {"norm": "l2"},
     )
     _, text, elements = page(tmp_path)
     assert text.count('aria-label="Table of results, ') == 2
@@ -224,8 +230,8 @@ def said(folder):
 
 
 def test_models_are_compared_on_the_same_images(tmp_path):
-    write_run(tmp_path, [make_record(f"i{k}", 0.01) for k in range(4)], model="weak")
-    write_run(tmp_path, [make_record(f"i{k}", 0.03) for k in range(1, 6)], model="strong")
+    write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(4)], model="weak")
+    write_run(tmp_path, [scene_record(f"i{k}", 0.03) for k in range(1, 6)], model="strong")
     texts, found = said(tmp_path)
     assert (
         "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as "
@@ -235,14 +241,14 @@ def test_models_are_compared_on_the_same_images(tmp_path):
 
 
 def test_models_without_common_images_are_not_compared(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01)], model="one")
-    write_run(tmp_path, [make_record("b", 0.01)], model="two")
+    write_run(tmp_path, [scene_record("a", 0.01)], model="one")
+    write_run(tmp_path, [scene_record("b", 0.01)], model="two")
     assert any("cannot be compared" in text for text in said(tmp_path)[0])
 
 
 def test_equal_models(tmp_path):
     for model in ("one", "two"):
-        write_run(tmp_path, [make_record("a", 0.01)], model=model)
+        write_run(tmp_path, [scene_record("a", 0.01)], model=model)
     assert "one and two are equally robust on the same 1 image." in said(tmp_path)[0]
 
 
@@ -255,8 +261,8 @@ def test_attacks_are_ranked(tmp_path):
 
 
 def test_fixed_epsilon_attacks_are_judged_within_epsilon(tmp_path):
-    write_run(tmp_path, [make_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
-    write_run(tmp_path, [make_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd")
+    write_run(tmp_path, [scene_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
+    write_run(tmp_path, [scene_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd")
     texts, (verdict,) = said(tmp_path)
     assert any(text.startswith("pgd stays within 8.0/255") for text in texts)
     assert any(text.startswith("pgd did not break 1 of the 1 image that") for text in texts)
@@ -264,23 +270,23 @@ def test_fixed_epsilon_attacks_are_judged_within_epsilon(tmp_path):
 
 
 def test_unknown_attacks_are_shown(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01)], attack="of-tomorrow")
+    write_run(tmp_path, [scene_record("a", 0.01)], attack="of-tomorrow")
     assert "of-tomorrow" in page(tmp_path)[1]
 
 
 def test_wrong_without_a_change(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.0)])
+    write_run(tmp_path, [scene_record("a", 0.0)])
     assert "the model is wrong already" in said(tmp_path)[1][0].sentence
 
 
 def test_half_is_not_between_broken_and_not_broken(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01), make_record("b", 0.02, False)])
+    write_run(tmp_path, [scene_record("a", 0.01), scene_record("b", 0.02, False)])
     assert said(tmp_path)[1][0].half == 0.01
 
 
 def test_caveats(tmp_path):
     held = Score(linf=0.01, l2=1, l1=1, apsr=0.5, success=False)
-    records = [make_record("a", 0.01, labels="model", rounded=held), make_record("b", 0.01, labels="model")]
+    records = [scene_record("a", 0.01, labels="model", rounded=held), scene_record("b", 0.01, labels="model")]
     error = ImageError(version="1", key="k", image="c", reason="unreadable")
     write_run(tmp_path, [*records, error])
     texts = " ".join(said(tmp_path)[0])
@@ -291,9 +297,9 @@ def test_caveats(tmp_path):
 
 def test_runs_of_one_attack_are_told_apart(tmp_path):
     for seed in (0, 1):
-        write_run(tmp_path, [make_record("a", 0.01)], seed=seed)
+        write_run(tmp_path, [scene_record("a", 0.01)], seed=seed)
     other = tmp_path / "again"
-    write_run(other, [make_record("a", 0.01)], seed=1)
+    write_run(other, [scene_record("a", 0.01)], seed=1)
     results = load_results([tmp_path, other])
     data = Elements(write_page(results, tmp_path / "p.html").path.read_text()).data
     names = {run["attack"] for run in data["runs"]}
@@ -302,7 +308,7 @@ def test_runs_of_one_attack_are_told_apart(tmp_path):
 
 
 def test_unknown_numbers_are_empty(tmp_path):
-    write_run(tmp_path, [make_record("a", 0.01, seconds=1.0)])
+    write_run(tmp_path, [scene_record("a", 0.01, seconds=1.0)])
     (run,) = load_results([tmp_path])
     broken = Record(**{**vars(run.records[0]), "accuracy": float("nan")})
     object.__setattr__(run, "records", (broken,))

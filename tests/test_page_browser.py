@@ -10,7 +10,7 @@ import pytest
 from segprox.report.page import write_page
 from segprox.report.results import load_results
 from segprox.run.record import ImageError
-from tests.runs import HEADER, make_record, write_run
+from tests.records import HEADER, scene_record, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -41,11 +41,11 @@ def store(tmp_path_factory):
     for model, factor in (("plain", 1), ("hardened", 4)):
         for attack, more in (("fmn", 1.0), ("pgd", 1.7)):
             records = [
-                make_record(n, factor * more * 0.002 * (1 + k), k % 5 > 0, trace=trace(k)) for k, n in enumerate(names)
+                scene_record(n, factor * more * 0.002 * (1 + k), k % 5 > 0, trace=trace(k)) for k, n in enumerate(names)
             ]
             write_run(folder, records, model=model, attack=attack, previews=True)
     header = HEADER | {"classes": [*HOSTILE, "car"]}
-    targeted = [make_record(name, 0.05) for name in names[:8]]
+    targeted = [scene_record(name, 0.05) for name in names[:8]]
     write_run(folder, targeted, model="plain", goal="road", previews=True, header=header)
     return folder
 
@@ -318,7 +318,7 @@ def load_runs(browser):
 def test_degenerate(case, browser, tmp_path):
     entries = {
         "errors": [ImageError(version="1", key="k", image=HOSTILE[0], reason=HOSTILE[1])],
-        "no pictures": [make_record("only", 0.01, False)],
+        "no pictures": [scene_record("only", 0.01, False)],
         "nothing": [],
     }[case]
     write_run(tmp_path, entries, header={})
@@ -347,7 +347,7 @@ def test_print(opened):
 
 
 def test_a_large_page_is_quick(browser, tmp_path):
-    records = [make_record(f"scene {k}", 0.0005 * (1 + k), k % 9 > 0, trace=trace(k)) for k in range(250)]
+    records = [scene_record(f"scene {k}", 0.0005 * (1 + k), k % 9 > 0, trace=trace(k)) for k in range(250)]
     for attack in ("fmn", "pgd"):
         write_run(tmp_path, records, attack=attack, previews=True)
     start = time.perf_counter()

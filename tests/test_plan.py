@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from segprox import SegproxError
-from segprox.attacks import PAPER_ATTACKS, AlmaProx, Bisection, Pdpgd, make_attack
+from segprox.attacks import PAPER_ATTACKS, AlmaProx, Bisection, Fmn, Pdpgd, make_attack
 from segprox.models import PAPER_MODELS
+from segprox.run.execution import Execution
 from segprox.run.plan import AttackEntry, Grid, Run, Settings, Spec, check_runs
 
 SMALL = "grids: [{models: [demo-robust], datasets: [demo], attacks: [fmn]}]"
@@ -210,3 +211,52 @@ def test_attacks_and_goals_are_checked_without_loading_anything():
 
 def test_runs_of_which_nothing_is_wrong():
     assert check_runs([a_run(), a_run(attack="asma", goal="road"), a_run(attack="bisect:pgd")]) == []
+
+
+# --- what a run is, and how it is executed ----------------------------------------------------------------------------
+ONE_RUN = [
+    a_run(fields={"steps": 5}),
+    a_run(fields={"steps": "5"}),
+    a_run(fields={"steps": 5, "norm": "linf"}),
+    a_run(fields={"steps": 5}, limit=3, save=("png",)),
+    *(a_run(fields={"steps": 5}, model_options=options) for options in (
+        {"device": "cuda:3"}, {"compile": True}, {"channels_last": True}, {"lean": False}, {"precision": "float32"},
+    )),
+    a_run(model="demo-robust?device=cpu&lean=recompute", fields={"steps": 5}),
+]  # fmt: skip
+
+
+def test_how_a_run_is_written_and_executed_makes_no_other_run():
+    assert len({run.folder for run in ONE_RUN}) == 1
+    assert all(run.identity == ONE_RUN[0].identity for run in ONE_RUN)
+
+
+def test_a_new_revision_of_an_attack_is_another_run(monkeypatch):
+    before = a_run().folder
+    monkeypatch.setattr(Fmn, "revision", 2)
+    assert a_run().folder != before
+
+
+def test_a_list_of_epsilons_is_a_run_for_each():
+    for several in ("[2/255, 4/255]", "'2/255,4/255'"):
+        attacks = f"[fmn, {{name: pgd, set: {{epsilon: {several}}}}}]"
+        spec = Spec.read_text(f"grids: [{{models: [demo-robust], datasets: [demo], attacks: {attacks}}}]")
+        made = [run.attack.make() for run in spec.runs()]
+        assert [getattr(attack, "epsilon", None) for attack in made] == [None, 2 / 255, 4 / 255]
+
+
+@pytest.mark.parametrize(
+    ("execution", "name", "given", "expected"),
+    [
+        (Execution(), "demo-robust", {}, ("auto", "auto", False)),
+        (Execution(), "demo-robust?lean=false", {}, ("auto", False, False)),
+        (Execution(), "demo-robust?lean=false", {"lean": "recompute"}, ("auto", "recompute", False)),
+        (Execution(lean=True, devices=("cuda:1", "cuda:2")), "demo-robust?lean=false&device=cpu", {"lean": "recompute"},
+         ("cuda:1", True, False)),
+        (Execution(channels_last=True), "demo-robust", {"device": "cpu"}, ("cpu", "auto", True)),
+    ],
+)  # fmt: skip
+def test_an_execution_wins_over_settings_and_these_over_the_name(execution, name, given, expected):
+    options = execution.model_options(name, given)
+    assert (options.device, options.lean, options.channels_last) == expected
+    assert execution.model_options(name, given, "cuda:7").device == "cuda:7"

@@ -32,19 +32,24 @@ class Alma(MinimalAttack):
     first_move: Annotated[float | None, Field(gt=0, description="length of the first step; 1 for l2, 1000 for l1")] = (
         None
     )
-    step_decay: Annotated[float, Field(gt=0, le=1, description="of the step size, by the end")] = 0.1
-    smoothing: Annotated[float, Field(ge=0, lt=1, description="alpha: of multipliers, metric and momentum")] = 0.8
-    multiplier: Annotated[float, Field(gt=0, description="mu(0)")] = 1e-4
-    multiplier_min: Annotated[float, Field(gt=0, description="mu_min")] = 1e-12
-    multiplier_max: Annotated[float, Field(gt=0, description="mu_max")] = 1.0
+    step_decay: Annotated[float, Field(gt=0, le=1, description="step size at the end over that at the start")] = 0.1
+    smoothing: Annotated[
+        float, Field(ge=0, lt=1, description="alpha: smoothing of the multipliers, the metric and the momentum")
+    ] = 0.8
+    multiplier: Annotated[float, Field(gt=0, description="mu(0): multipliers at the start")] = 1e-4
+    multiplier_min: Annotated[float, Field(gt=0, description="mu_min: smallest multiplier")] = 1e-12
+    multiplier_max: Annotated[float, Field(gt=0, description="mu_max: largest multiplier")] = 1.0
     penalty: Annotated[float, Field(gt=0, description="rho(0): penalty parameter")] = 1.0
-    penalty_growth: Annotated[float, Field(ge=1, description="gamma: growth of rho")] = 1.2
-    penalty_every: Annotated[int, Field(ge=1, description="M: steps between two looks at rho")] = 10
-    improvement: Annotated[float, Field(gt=0, le=1, description="tau: what counts as improved")] = 0.95
-    masking: Annotated[Masking, Field(description="which of the largest constraints to discard, as in alma-prox")] = (
-        "decay"
-    )
-    tolerance: Annotated[float, Field(ge=0, description="epsilon: tightens the constraints")] = 1e-4
+    penalty_growth: Annotated[float, Field(ge=1, description="gamma: factor by which rho grows")] = 1.2
+    penalty_every: Annotated[int, Field(ge=1, description="M: steps between two updates of rho")] = 10
+    improvement: Annotated[
+        float,
+        Field(gt=0, le=1, description="tau: a constraint has improved if it is below this share of its last value"),
+    ] = 0.95
+    masking: Annotated[
+        Masking, Field(description="how many of the largest constraints are discarded, as in alma-prox")
+    ] = "decay"
+    tolerance: Annotated[float, Field(ge=0, description="epsilon: added to the constraints to tighten them")] = 1e-4
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """RMSprop with momentum on the norm plus the penalties."""

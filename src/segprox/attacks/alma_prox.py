@@ -41,34 +41,43 @@ class AlmaProx(MinimalAttack):
         Annotated[float, Field(gt=0)] | Literal["auto"],
         Field(description="lambda(0): step size at the start; auto: the paper's 0.001, or more if the image needs it"),
     ] = "auto"
-    step_decay: Annotated[float, Field(gt=0, le=1, description="lambda(N) / lambda(0)")] = 0.1
-    smoothing: Annotated[float, Field(ge=0, lt=1, description="alpha: of multipliers and metric")] = 0.8
-    multiplier: Annotated[float, Field(gt=0, description="mu(0)")] = 1.0
-    multiplier_min: Annotated[float, Field(gt=0, description="mu_min")] = 1e-12
-    multiplier_max: Annotated[float, Field(gt=0, description="mu_max")] = 1.0
+    step_decay: Annotated[
+        float, Field(gt=0, le=1, description="lambda(N) / lambda(0): step size at the end over that at the start")
+    ] = 0.1
+    smoothing: Annotated[float, Field(ge=0, lt=1, description="alpha: smoothing of the multipliers and the metric")] = (
+        0.8
+    )
+    multiplier: Annotated[float, Field(gt=0, description="mu(0): multipliers at the start")] = 1.0
+    multiplier_min: Annotated[float, Field(gt=0, description="mu_min: smallest multiplier")] = 1e-12
+    multiplier_max: Annotated[float, Field(gt=0, description="mu_max: largest multiplier")] = 1.0
     multiplier_of: Annotated[
         Literal["scaled", "unscaled"],
         Field(description="the constraints that multipliers estimate: w d as in the authors' code, or d as in line 13"),
     ] = "scaled"
     penalty: Annotated[float, Field(gt=0, description="rho(0): penalty parameter; the paper has 0.01")] = 0.03
-    penalty_growth: Annotated[float, Field(ge=1, description="gamma: growth of rho")] = 2.0
-    penalty_every: Annotated[int, Field(ge=1, description="M: steps between two looks at rho")] = 10
-    improvement: Annotated[float, Field(gt=0, le=1, description="tau: what counts as improved")] = 0.95
-    scale_min: Annotated[float, Field(gt=0, le=1, description="w_min: least constraint scale")] = 0.1
-    scale_rate: Annotated[float, Field(ge=0, lt=1, description="gamma_w: change of the scale")] = 0.02
+    penalty_growth: Annotated[float, Field(ge=1, description="gamma: factor by which rho grows")] = 2.0
+    penalty_every: Annotated[int, Field(ge=1, description="M: steps between two updates of rho")] = 10
+    improvement: Annotated[
+        float,
+        Field(gt=0, le=1, description="tau: a constraint has improved if it is below this share of its last value"),
+    ] = 0.95
+    scale_min: Annotated[float, Field(gt=0, le=1, description="w_min: smallest scale of the constraints")] = 0.1
+    scale_rate: Annotated[float, Field(ge=0, lt=1, description="gamma_w: change of the scale per step")] = 0.02
     masking: Annotated[
         Masking,
         Field(
             description="which of the largest constraints to discard: none, a share 1 - nu, or a share growing to it"
         ),
     ] = "decay"
-    tolerance: Annotated[float, Field(ge=0, description="epsilon: tightens the constraints")] = 1e-4
-    metric_floor: Annotated[float, Field(gt=0, description="epsilon of the metric H")] = 1e-8
+    tolerance: Annotated[float, Field(ge=0, description="epsilon: added to the constraints to tighten them")] = 1e-4
+    metric_floor: Annotated[float, Field(gt=0, description="epsilon: added to the metric H")] = 1e-8
     prox: Annotated[
         Literal["exact", "ternary"], Field(description="how the proximity operator is computed; ternary: Algorithm 1")
     ] = "exact"
-    prox_precision: Annotated[float, Field(gt=0, description="Delta beta: of the ternary search")] = 1e-5
-    derivative: Annotated[Derivative, Field(description="of the penalty: exact, or as in the authors' code")] = "exact"
+    prox_precision: Annotated[float, Field(gt=0, description="Delta beta: precision of the ternary search")] = 1e-5
+    derivative: Annotated[
+        Derivative, Field(description="derivative of the penalty: exact, or as in the authors' code")
+    ] = "exact"
 
     @model_validator(mode="after")
     def _check(self) -> "AlmaProx":

@@ -54,7 +54,7 @@ class Anneal(FixedEpsilonAttack):
     paper: ClassVar[str] = "segprox, see docs/anneal.md"
 
     steps: Annotated[int, Field(ge=1, description="N: points queried, over all stages")] = 300
-    momentum: Annotated[float, Field(ge=0, lt=1, description="share of a direction that is kept")] = 0.75
+    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last direction that is kept")] = 0.75
 
     def cost(self) -> Cost:
         """N queries; the last of a stage needs no gradient."""
@@ -96,7 +96,7 @@ class Anneal(FixedEpsilonAttack):
             x = self.project(x + scale(steepest(direction, self.norm), step), radius, problem.images)
 
     def _radius(self, stage: Stage, t: int, steps: int, epsilon: Tensor) -> Tensor:
-        """Of the t-th point's ball, `[B]`: linear from the stage's first radius to `epsilon`."""
+        """The radius of the t-th point's ball, `[B]`: linear from the stage's first radius to `epsilon`."""
         ahead = 1 - share(t, steps) / REHEARSAL
         return (1 + (stage.radius - 1) * ahead) * epsilon if ahead > 0 and stage.radius > 1 else epsilon
 

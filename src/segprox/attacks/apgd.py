@@ -32,9 +32,11 @@ class Apgd(FixedEpsilonAttack):
         "ECCV 2024"
     )
 
-    objective: Annotated[ObjectiveName, Field(description="what to maximise")] = "masked-ce"
+    objective: Annotated[ObjectiveName, Field(description="what to maximise, by name")] = "masked-ce"
     steps: Annotated[int, Field(ge=3, description="N: points queried, over all stages")] = 300
-    reduce_radius: Annotated[bool, Field(description="three stages; if not, one in the ball of epsilon")] = True
+    reduce_radius: Annotated[
+        bool, Field(description="search in three balls that shrink to epsilon; if not, in that of epsilon only")
+    ] = True
     random_start: Annotated[bool, Field(description="start at a random point")] = True
 
     def cost(self) -> Cost:

@@ -30,8 +30,8 @@ class Asma(MinimalAttack):
 
     norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
     steps: Steps = 500
-    rate: Annotated[float, Field(ge=0, description="beta: step per IoU")] = 1e-6
-    rate_min: Annotated[float, Field(gt=0, description="tau: step without overlap")] = 1e-7
+    rate: Annotated[float, Field(ge=0, description="beta: step size per IoU of prediction and target")] = 1e-6
+    rate_min: Annotated[float, Field(gt=0, description="tau: step size where they do not overlap")] = 1e-7
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Plain gradient ascent."""

@@ -29,7 +29,7 @@ class Bisection(MinimalAttack):
     paper: ClassVar[str] = "Rony et al., Proximal Splitting Adversarial Attack for Semantic Segmentation, CVPR 2023"
 
     attack: Annotated[FixedEpsilonAttack, Field(description="the fixed-epsilon attack, whose epsilon is not used")]
-    rounds: Annotated[int, Field(ge=1, description="radii tried")] = 13
+    rounds: Annotated[int, Field(ge=1, description="number of radii that are tried")] = 13
     stop_early: Annotated[
         bool, Field(description="end an image's round at its first success: the same radii for fewer queries")
     ] = False
@@ -47,7 +47,7 @@ class Bisection(MinimalAttack):
         return self.attack.norm
 
     def cost(self) -> Cost:
-        """That of all rounds."""
+        """The cost of all rounds together."""
         forwards, backwards = self.attack.cost()
         return Cost(self.rounds * forwards, self.rounds * backwards)
 

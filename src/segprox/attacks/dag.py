@@ -20,7 +20,7 @@ class Dag(MinimalAttack):
     stops_at_success: ClassVar[bool] = True
 
     norm: Annotated[Literal["linf"], Field(description="how perturbations are measured")] = "linf"
-    steps: Annotated[int, Field(ge=1, description="N: most iterations")] = 500
+    steps: Annotated[int, Field(ge=1, description="N: the most iterations")] = 500
     step_size: Annotated[float, Field(gt=0, description="eta: linf norm of a step")] = 0.003
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:

@@ -27,10 +27,10 @@ class Ddn(MinimalAttack):
     norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
     steps: Steps = 500
     step_size: Annotated[float, Field(gt=0, description="alpha(0): length of the first step")] = 1.0
-    step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0)")] = 0.01
+    step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0): last step over first")] = 0.01
     radius: Annotated[float, Field(gt=0, description="epsilon(0): the first radius")] = 1.0
-    rate: Annotated[float, Field(gt=0, lt=1, description="gamma: change of the radius")] = 0.05
-    levels: Annotated[int, Field(ge=0, description="grey levels to round to; 0: none")] = 256
+    rate: Annotated[float, Field(gt=0, lt=1, description="gamma: share by which the radius changes")] = 0.05
+    levels: Annotated[int, Field(ge=0, description="grey levels that images are rounded to; 0: no rounding")] = 256
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """A step along the gradient, then onto the sphere."""

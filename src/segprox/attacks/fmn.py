@@ -24,9 +24,11 @@ class Fmn(MinimalAttack):
     norm: Annotated[NormName, Field(description="how perturbations are measured")] = "linf"
     steps: Steps = 500
     step_size: Annotated[float, Field(gt=0, description="alpha(0): l2 norm of the first step")] = 10.0
-    step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0)")] = 0.01
-    rate: Annotated[float, Field(gt=0, lt=1, description="gamma(0): change of the radius")] = 0.05
-    rate_end: Annotated[float, Field(gt=0, lt=1, description="gamma(N)")] = 0.001
+    step_decay: Annotated[float, Field(gt=0, le=1, description="alpha(N) / alpha(0): last step over first")] = 0.01
+    rate: Annotated[
+        float, Field(gt=0, lt=1, description="gamma(0): share by which the radius changes, at the start")
+    ] = 0.05
+    rate_end: Annotated[float, Field(gt=0, lt=1, description="gamma(N): the same at the end")] = 0.001
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Alternate between the radius and the perturbation."""

@@ -140,7 +140,7 @@ def register_objective(name: str) -> Callable[[Objective], Objective]:
 
 
 def gradient(objective: Objective, query: Query, problem: Problem, progress: float) -> Tensor:
-    """Of the objective's mean over counted pixels, with respect to the images, `[B, C, H, W]`."""
+    """The gradient of the objective's mean over counted pixels with respect to the images, `[B, C, H, W]`."""
     pullback = objective(query, problem, progress).pullback
     return query.gradient(pullback(problem.shares(query.logits.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 

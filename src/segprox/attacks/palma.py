@@ -49,26 +49,42 @@ class Palma(MinimalAttack):
     paper: ClassVar[str] = "segprox, see docs/palma.md"
 
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
-    steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins with the shorter one")] = 200
+    steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins like a shorter one")] = 200
     radius: Annotated[
         Positive | Literal["auto"],
-        Field(description="first radius, over what the first gradient suggests; auto: 5 in linf, 1.5 in l2 and l1"),
+        Field(description="first radius, in units of what the first gradient suggests; auto: 5 (linf), 1.5 (l2, l1)"),
     ] = "auto"
-    rate: Annotated[float, Field(gt=0, le=1, description="gamma: change of log radius, at the beginning")] = 0.15
-    step_size: Annotated[float, Field(gt=0, description="alpha: longest step, over the radius")] = 2.0
+    rate: Annotated[float, Field(gt=0, le=1, description="gamma: change of the log radius per step, at first")] = 0.15
+    step_size: Annotated[
+        float, Field(gt=0, description="alpha: length of the longest step, in units of the radius")
+    ] = 2.0
     momentum: Annotated[
         Share | Literal["auto"],
-        Field(description="share of a direction that is kept; auto: 0.85 in linf, 0.6 in l2 and l1"),
+        Field(description="share of the last direction that is kept; auto: 0.85 (linf), 0.6 (l2, l1)"),
     ] = "auto"
-    temperature: Annotated[float, Field(gt=0, description="tau: softness of constraints, over their mean size")] = 0.05
-    smoothing: Annotated[float, Field(ge=0, le=1, description="of multipliers; 1 leaves them all equal")] = 0.95
-    constraint: Annotated[Literal["margin", "dlr+"], Field(description="what is to be negative at a pixel")] = "margin"
+    temperature: Annotated[
+        float, Field(gt=0, description="tau: softness of the constraints, in units of their mean size")
+    ] = 0.05
+    smoothing: Annotated[
+        float, Field(ge=0, le=1, description="smoothing of the multipliers; 1 leaves them all equal")
+    ] = 0.95
+    constraint: Annotated[
+        Literal["margin", "dlr+"],
+        Field(description="the function of the logits that a success makes negative at a pixel"),
+    ] = "margin"
     masking: Annotated[
-        Masking, Field(description="the largest constraints to discard: none, a share 1 - nu, or growing to it")
+        Masking,
+        Field(
+            description="how many of the largest constraints are discarded: none, a share 1 - nu, or a growing one"
+        ),
     ] = "fixed"
     sweep: Annotated[int, Field(ge=2, description="steps of the first sweep; each later one has twice as many")] = 50
-    patience: Annotated[int, Field(ge=0, description="give up after so many steps without 1 % less; 0: never")] = 0
-    bits: Annotated[Literal[0, 8], Field(description="8: only valid 8-bit images, few values changed; 0: any")] = 0
+    patience: Annotated[
+        int, Field(ge=0, description="leave out an image after so many steps without a norm 1 % smaller; 0: never")
+    ] = 0
+    bits: Annotated[
+        Literal[0, 8], Field(description="8: search among 8-bit images only, and change few values; 0: any image")
+    ] = 0
 
     def cost(self) -> Cost:
         """N queries; the last leads nowhere and needs no gradient."""
@@ -192,7 +208,7 @@ def _choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 class Spare:
-    """Of the smallest successes in 8 bits, of which there are many, the one with most pixels to spare."""
+    """Keeps, of the many smallest successes in 8 bits, the one with most pixels to spare."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.images = tracker.problem.images

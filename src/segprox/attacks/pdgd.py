@@ -16,7 +16,9 @@ class Pdgd(PrimalDual):
     """Primal-dual gradient descent (Matyasko, Chau, 2021) for l2."""
 
     norm: Annotated[Literal["l2"], Field(description="how perturbations are measured")] = "l2"
-    smallest_weight: Annotated[float, Field(gt=0, lt=1, description="bounds |lambda| by its -log")] = 1e-6
+    smallest_weight: Annotated[
+        float, Field(gt=0, lt=1, description="smallest weight of a constraint: bounds |lambda| by -log of it")
+    ] = 1e-6
 
     def move(self, delta: Tensor, g: Tensor, rate: float, total: Tensor, adam: Adam, x: Tensor) -> Tensor:
         """A step of Adam on the norm and the constraints."""

@@ -23,12 +23,12 @@ class Pgd(FixedEpsilonAttack):
 
     paper: ClassVar[str] = "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018"
 
-    objective: Annotated[ObjectiveName, Field(description="what to maximise")] = "ce"
+    objective: Annotated[ObjectiveName, Field(description="what to maximise, by name")] = "ce"
     steps: Annotated[int, Field(ge=1, description="N: points queried per run")] = 40
     step_size: Annotated[float, Field(gt=0, description="alpha / epsilon: length of a step")] = 0.1 / 3
     momentum: Annotated[float, Field(ge=0, description="mu: how much of the earlier gradients is kept")] = 0.0
-    restarts: Annotated[int, Field(ge=1, description="runs from different starts")] = 1
-    random_start: Annotated[bool, Field(description="start the first run at random too")] = False
+    restarts: Annotated[int, Field(ge=1, description="number of runs, each from another start")] = 1
+    random_start: Annotated[bool, Field(description="also start the first run at a random point")] = False
 
     def cost(self) -> Cost:
         """N queries per run; the last of a run needs no gradient."""

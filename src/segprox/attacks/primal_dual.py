@@ -28,16 +28,24 @@ class PrimalDual(MinimalAttack):
     paper: ClassVar[str] = "Matyasko, Chau, PDPGD: Primal-Dual Proximal Gradient Descent Adversarial Attack, 2021"
 
     steps: Steps = 500
-    step_size: Annotated[float, Field(gt=0, description="of the perturbation, at the start")] = 0.01
-    step_decay: Annotated[float, Field(gt=0, le=1, description="of it, by the end (exponential)")] = 0.01
-    dual_step_size: Annotated[float, Field(gt=0, description="of lambda, at the start")] = 0.1
-    dual_step_decay: Annotated[float, Field(gt=0, le=1, description="of it, by the end (linear)")] = 0.1
-    ratio: Annotated[float, Field(gt=0, description="r: weight of the norm to that of the constraints, at first")] = 1.0
-    smoothing: Annotated[float, Field(ge=0, lt=1, description="of the constraints' weights")] = 0.9
-    smallest_weight: Annotated[float, Field(gt=0, lt=1, description="bounds |lambda| by its -log")] = 1e-12
-    masking: Annotated[Masking, Field(description="which of the largest constraints to discard, as in alma-prox")] = (
-        "none"
-    )
+    step_size: Annotated[float, Field(gt=0, description="step size of the perturbation at the start")] = 0.01
+    step_decay: Annotated[
+        float, Field(gt=0, le=1, description="step size at the end over that at the start; it falls exponentially")
+    ] = 0.01
+    dual_step_size: Annotated[float, Field(gt=0, description="step size of lambda at the start")] = 0.1
+    dual_step_decay: Annotated[
+        float, Field(gt=0, le=1, description="step size of lambda at the end over that at the start; it falls linearly")
+    ] = 0.1
+    ratio: Annotated[
+        float, Field(gt=0, description="r: weight of the norm over that of all constraints, at the start")
+    ] = 1.0
+    smoothing: Annotated[float, Field(ge=0, lt=1, description="smoothing of the constraints' weights")] = 0.9
+    smallest_weight: Annotated[
+        float, Field(gt=0, lt=1, description="smallest weight of a constraint: bounds |lambda| by -log of it")
+    ] = 1e-12
+    masking: Annotated[
+        Masking, Field(description="how many of the largest constraints are discarded, as in alma-prox")
+    ] = "none"
 
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """Descend on the perturbation, ascend on the weights."""

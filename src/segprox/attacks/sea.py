@@ -25,7 +25,9 @@ class Sea(FixedEpsilonAttack):
         "ECCV 2024"
     )
 
-    objectives: Annotated[tuple[ObjectiveName, ...], Field(min_length=1, description="one APGD for each")] = (
+    objectives: Annotated[
+        tuple[ObjectiveName, ...], Field(min_length=1, description="objectives: APGD is run on each of them")
+    ] = (
         "masked-ce",
         "balanced-ce",
         "js",
@@ -41,7 +43,7 @@ class Sea(FixedEpsilonAttack):
         ]
 
     def cost(self) -> Cost:
-        """That of all members."""
+        """The cost of all members together."""
         costs = [member.cost() for member in self.members]
         return Cost(sum(cost.forwards for cost in costs), sum(cost.backwards for cost in costs))
 

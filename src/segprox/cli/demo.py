@@ -39,7 +39,7 @@ def demo(
     from segprox.data import load_dataset
     from segprox.report.page import write_page
     from segprox.report.results import load_results
-    from segprox.report.table import record_table
+    from segprox.report.terminal import record_table
     from segprox.run.evaluate import Evaluation
     from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
     from segprox.run.record import Record
@@ -105,7 +105,7 @@ def audit(
     from segprox.attacks import FixedEpsilonAttack, make_attack
     from segprox.data import class_index, load_dataset
     from segprox.models import load_model
-    from segprox.report.table import audit_table
+    from segprox.report.terminal import audit_table
     from segprox.run import audit_sample
     from segprox.run.worker import label_sample
 

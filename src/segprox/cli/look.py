@@ -26,7 +26,7 @@ def check(
     """
     from segprox.data import load_dataset
     from segprox.models import load_model
-    from segprox.report.table import check_table
+    from segprox.report.terminal import check_table
     from segprox.run import check_model
 
     segmenter, data = load_model(model), load_dataset(dataset)
@@ -86,7 +86,7 @@ def target(
 @app.command()
 def memory(
     model: Annotated[str, typer.Option(help="See: segprox list models; ?checkpoint=random will do.")],
-    size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the images.")] = "1024x2048",
+    size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the images.")] = "1024x2048",
 ) -> None:
     """Say what an attack on images of a size would hold, plainly and leanly; nothing of that size is computed."""
     height, cross, width = size.partition("x")

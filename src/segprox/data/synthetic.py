@@ -80,7 +80,7 @@ class Demo(DatasetSource):
 
     split: Annotated[Split, Field(description="test, or train, which the embedded networks have seen")] = "test"
     length: Annotated[int, Field(ge=1, description="how many scenes")] = 100
-    seed: Annotated[int, Field(ge=0, description="of the scenes")] = 0
+    seed: Annotated[int, Field(ge=0, description="seed of the scenes")] = 0
 
     def open(self) -> StreetScenes:
         """The scenes."""

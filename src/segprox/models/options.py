@@ -45,7 +45,7 @@ class ModelOptions:
     num_classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
     device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
     precision: Annotated[
-        Precision, Field(description="of the network; successes are verified in float32 whatever it is")
+        Precision, Field(description="precision of the network; successes are verified in float32 whatever it is")
     ] = "float32"
     channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
     compile: Annotated[bool, Field(description="torch.compile the network")] = False

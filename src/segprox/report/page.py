@@ -39,7 +39,7 @@ class PageInfo:
 
 
 class SortColumn(NamedTuple):
-    """Of the table of results."""
+    """A column of the table of results, by which it can be sorted."""
 
     key: str
     title: str
@@ -293,7 +293,7 @@ def _points(curve: Curve, across: float, along: float) -> list[list[float | None
 
 
 def _class_iou(result: RunResults) -> list[list[float | None]]:
-    """Of each class, before and after, pooled over images."""
+    """The IoU of each class before and after the attack, pooled over images."""
     if not result.records:
         return [[], []]
     pooled = [result.counts(clean=clean) for clean in (True, False)]

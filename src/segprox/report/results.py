@@ -39,7 +39,7 @@ class RunResults:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Of each record's perturbation, whether or not it is a success."""
+        """The size of each record's perturbation, whether or not it is a success."""
         return np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
 
     @cached_property

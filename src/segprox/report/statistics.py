@@ -20,7 +20,7 @@ RESAMPLES = 1000
 
 
 class Interval(NamedTuple):
-    """Of confidence."""
+    """A confidence interval."""
 
     low: float
     high: float

@@ -18,7 +18,7 @@ class Unit:
 
     @classmethod
     def of(cls, store: Store) -> "Unit":
-        """That of a run: the norm that its attack minimises or stays within."""
+        """The unit of a run: the norm that its attack minimises or stays within."""
         norm: Any = store.header.get("norm") or "linf"
         if norm not in get_args(NormName):
             raise SegproxError(f"{store.folder} measures in {norm!r}, which this segprox does not know")
@@ -50,7 +50,7 @@ class Unit:
         return "" if self.norm == "linf" else f"-{self.norm}"
 
     def size(self, record: Record) -> float:
-        """Of what was found, broken or not."""
+        """The size of the perturbation that was found, whether the image is broken or not."""
         return float(getattr(record.found, self.norm, record.norm))
 
     def counted(self, record: Record) -> float:
@@ -58,7 +58,7 @@ class Unit:
         return self.size(record) if record.found.success else self.unbroken
 
     def rounded_size(self, score: Score) -> float:
-        """Of the image in 8 bits; NaN for a norm that scores do not have."""
+        """The size of the perturbation in 8 bits; NaN for a norm that scores do not have."""
         return float(getattr(score, self.norm, float("nan")))
 
     def number(self, size: float) -> str:

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from segprox.losses import margin
 from segprox.models import Segmenter
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD
 from segprox.problem import Problem, predictions
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STEPS = {
     torch.float64: 1e-6,
     torch.float32: 1e-4,

@@ -55,7 +55,7 @@ class Settings:
 
     limit: Annotated[int | None, Field(ge=1, description="images per run; all if left out")] = None
     threshold: Annotated[float, Field(gt=0, le=1, description="share of pixels that makes a success")] = 0.99
-    seed: Annotated[int, Field(description="of random starts")] = 0
+    seed: Annotated[int, Field(description="seed of random starts")] = 0
     max_queries: Annotated[int | None, Field(ge=1, description="most forwards plus backwards per image")] = None
     save: Annotated[tuple[SaveFormat, ...], Field(description="what to keep of perturbed images")] = ("preview",)
     model_options: Annotated[dict[str, Any], Field(description="options of every model, such as precision")] = (
