@@ -31,21 +31,9 @@ def attack(
 
 @overload
 def attack(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor | None = None,
-    attack: str = "palma",
-    *,
-    target: Tensor | int | None = None,
-    ignore: Iterable[int] = (255,),
-    mask: Tensor | None = None,
-    threshold: float = 0.99,
-    seed: int = 0,
-    callback: Callback | None = None,
-    max_queries: int | None = None,
-    epsilon: list[float] | list[str] | tuple[float | str, ...],
-    **options: Any,
-) -> list[AttackResult]: ...
+    model: nn.Module, images: Tensor, labels: Tensor | None = None, attack: str | Attack = "palma", *,
+    epsilon: list[Any] | tuple[Any, ...], **options: Any,
+) -> list[AttackResult]: ...  # fmt: skip
 
 
 def attack(

@@ -74,9 +74,7 @@ class Palma(MinimalAttack):
     ] = "margin"
     masking: Annotated[
         Masking,
-        Field(
-            description="how many of the largest constraints are discarded: none, a share 1 - nu, or a growing one"
-        ),
+        Field(description="how many of the largest constraints are discarded: none, a share 1 - nu, or a growing one"),
     ] = "fixed"
     sweep: Annotated[int, Field(ge=2, description="steps of the first sweep; each later one has twice as many")] = 50
     patience: Annotated[
