@@ -311,7 +311,7 @@ def test_random_starts_differ_by_seed_and_image_only():
         ("pgd-ce-13x40", {"epsilon": 0.1}, "pgd-ce-13x40 has no field 'epsilon'"),
         ("pgd", {"objective": "hinge"}, "objective of pgd cannot be 'hinge'"),
         ("bisect:fmn", {}, "fmn is a minimal attack already"),
-        ("bisect:nothing", {}, "there is no attack 'bisect:nothing'"),
+        ("bisect:nothing", {}, "there is no attack 'nothing'"),
         ("pgd", {"rounds": 3}, "pgd has no field 'rounds'"),
         ("pgd", {"keep": "smallest-radius"}, "pgd has no field 'keep'"),
         ("bisect:pgd", {"keep": "all"}, "keep of bisect:pgd cannot be 'all'"),

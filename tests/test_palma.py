@@ -207,8 +207,8 @@ def a_ball(batch, success=True):
     return tracker, ball, rounds
 
 
-def fit(ball, rounds, query, length=FAR):
-    return ball.fit(query, rounds, torch.full_like(ball.radius, length))
+def fit(ball, rounds, query, length=FAR, kept=True):
+    return ball.fit(query, rounds, torch.full_like(ball.radius, length), torch.tensor(kept).expand(len(ball.radius)))
 
 
 def test_the_ball_shrinks_after_successes_by_how_clear_they_are():
@@ -239,6 +239,11 @@ def test_steps_that_are_too_short_get_longer_before_the_ball_grows():
     assert longer.tolist() == [LONGER, 1]
     assert ball.radius[0] == pytest.approx(0.1)
     assert ball.radius[1] > 0.1
+    # steps that do not keep their promise are long enough, however short, and the ball is large enough for them
+    ball.radius[:] = 0.1
+    longer = fit(ball, rounds, fake_query([0.5, 0.5], [False, False]), length=0.004, kept=False)
+    assert longer.tolist() == [1, 1]
+    assert ball.radius[0] == pytest.approx(0.1)
 
 
 def test_where_steps_are_short_a_success_is_followed_by_a_leap_that_gets_shorter_when_it_led_too_far():

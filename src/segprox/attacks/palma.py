@@ -119,7 +119,7 @@ class Palma(MinimalAttack):
                 softness = self._openness(1 - query.apsr - ball.allowed, rounds).to(size.dtype).view(-1, 1, 1) * size
                 pullback = soft_margin(query.logits, problem.labels, softness=softness).pullback
             trust.judge(d, self.step_size * ball.radius, rounds)
-            trust.length = trust.length * ball.fit(query, rounds, trust)
+            trust.length = trust.length * ball.fit(query, rounds, trust.length, trust.kept)
             penalty = Penalty(mu * masking(d, t), self.temperature * size)
             weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))

@@ -139,12 +139,18 @@ class Ball:
         self.missing = torch.where(over, 1.0, self.missing)
         self.since = torch.where(over, 1, self.since)
 
-    def fit(self, query: Query, rounds: Rounds, trust: "Trust") -> Tensor:
-        """Change the radius by what the query and the length of trusted steps say.
+    def fit(self, query: Query, rounds: Rounds, length: Tensor, kept: Tensor) -> Tensor:
+        """Change the radius by what the query says.
 
-        Returns by what factor steps should get longer, `[B]`, 1 where they should not.
+        Args:
+            query: at the last point.
+            rounds: what each image is at.
+            length: of trusted steps, `[B]`.
+            kept: whether the last step kept its promise, bool `[B]`.
+
+        Returns:
+            By what factor steps should get longer, `[B]`, 1 where they should not.
         """
-        length = trust.length
         missing, success, known = 1 - query.apsr, query.success, self.tracker.best.success
         begun = rounds.age > 1  # the point that a round begins at says nothing about its ball
         self.stiff = torch.where(success & ~rounds.sweeping, length < STIFF * self.radius, self.stiff)
@@ -168,7 +174,7 @@ class Ball:
         self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, self._past().to(missing.dtype)))
         self.since = torch.where(success, 1, self.since + 1)
         along = torch.where(known, 0.5, (1 + missing.square()) / 2).to(grown.dtype)  # at first steps grow with the ball
-        return torch.where(short, torch.where(trust.kept, LONGER, 1.0).to(grown.dtype), grown**along)
+        return torch.where(short, torch.where(kept, LONGER, 1.0).to(grown.dtype), grown**along)
 
     def _past(self) -> Tensor:
         """The weight of the past in the mean of missing pixels, `[B]`: short at first, when all is new."""
