@@ -52,3 +52,9 @@ def batch_sizes(monkeypatch):
 
     monkeypatch.setattr(Fmn, "run", counted)
     return sizes
+
+
+@pytest.fixture
+def segprox_cli(segprox):
+    """The same, where the name of the package is needed for the package."""
+    return segprox

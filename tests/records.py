@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from segprox.report.results import RunResults, load_results
+from segprox.report.results import RunResults, load_runs
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import encode_preview
 from segprox.run.record import ClassCounts, ImageError, Record, Score
@@ -58,7 +58,7 @@ def make_results(
         ]
         records += [ImageError(version="1", key=f"f{n}", image=f"f{n}", reason="cannot read it") for n in range(errors)]
         make_store(folder, make_run(attack, **run), records)
-    return load_results([folder])
+    return load_runs([folder])
 
 
 # --- runs with pictures -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from segprox.report.findings import statements, verdicts
 from segprox.report.groups import group_runs
 from segprox.report.page import write_page
-from segprox.report.results import load_results
+from segprox.report.results import load_runs
 from segprox.run.record import ImageError, Record, Score
 from tests.records import HEADER, scene_record, write_run
 
@@ -44,7 +44,7 @@ class Elements(HTMLParser):
 
 
 def page(folder, **options):
-    info = write_page(load_results([folder]), folder / "page.html", **options)
+    info = write_page(load_runs([folder]), folder / "page.html", **options)
     text = info.path.read_text(encoding="utf-8")
     assert info.bytes == info.path.stat().st_size
     return info, text, Elements(text)
@@ -225,7 +225,7 @@ def test_norms_are_never_mixed(tmp_path):
 
 
 def said(folder):
-    groups = group_runs(load_results([folder]))
+    groups = group_runs(load_runs([folder]))
     return [statement.text for statement in statements(groups)], verdicts(groups)
 
 
@@ -300,7 +300,7 @@ def test_runs_of_one_attack_are_told_apart(tmp_path):
         write_run(tmp_path, [scene_record("a", 0.01)], seed=seed)
     other = tmp_path / "again"
     write_run(other, [scene_record("a", 0.01)], seed=1)
-    results = load_results([tmp_path, other])
+    results = load_runs([tmp_path, other])
     data = Elements(write_page(results, tmp_path / "p.html").path.read_text()).data
     names = {run["attack"] for run in data["runs"]}
     assert names == {"fmn seed=0", f"fmn seed=1 ({tmp_path.name})", "fmn seed=1 (again)"}
@@ -309,7 +309,7 @@ def test_runs_of_one_attack_are_told_apart(tmp_path):
 
 def test_unknown_numbers_are_empty(tmp_path):
     write_run(tmp_path, [scene_record("a", 0.01, seconds=1.0)])
-    (run,) = load_results([tmp_path])
+    (run,) = load_runs([tmp_path])
     broken = Record(**{**vars(run.records[0]), "accuracy": float("nan")})
     object.__setattr__(run, "records", (broken,))
     data = Elements(write_page([run], tmp_path / "p.html").path.read_text()).data

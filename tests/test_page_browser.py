@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from segprox.report.page import write_page
-from segprox.report.results import load_results
+from segprox.report.results import load_runs
 from segprox.run.record import ImageError
 from tests.records import HEADER, scene_record, write_run
 
@@ -52,7 +52,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(store):
-    return write_page(load_results([store]), store / "page.html").path.as_uri()
+    return write_page(load_runs([store]), store / "page.html").path.as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -305,12 +305,12 @@ def test_names_are_inert(opened, page):
     Select(one(opened, "#class-run")).select_by_visible_text("plain · scenes · road · fmn")
     assert any(HOSTILE[0] in text for text in texts(opened, "#bars li"))
     assert all_of(opened, "[onerror]") == []
-    run = next(r for r in load_runs(opened) if r["goal"] == "untargeted")
+    run = next(r for r in shown_runs(opened) if r["goal"] == "untargeted")
     load(opened, f"{page}#view={quote(run['id'], safe='')}/{quote(HOSTILE[1], safe='')}")
     assert one(opened, "#view-name").text == HOSTILE[1]
 
 
-def load_runs(browser):
+def shown_runs(browser):
     return json.loads(one(browser, "#data").get_attribute("textContent"))["runs"]
 
 
@@ -322,7 +322,7 @@ def test_degenerate(case, browser, tmp_path):
         "nothing": [],
     }[case]
     write_run(tmp_path, entries, header={})
-    address = write_page(load_results([tmp_path]), tmp_path / "page.html").path.as_uri()
+    address = write_page(load_runs([tmp_path]), tmp_path / "page.html").path.as_uri()
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(address)
@@ -351,7 +351,7 @@ def test_a_large_page_is_quick(browser, tmp_path):
     for attack in ("fmn", "pgd"):
         write_run(tmp_path, records, attack=attack, previews=True)
     start = time.perf_counter()
-    info = write_page(load_results([tmp_path]), tmp_path / "page.html")
+    info = write_page(load_runs([tmp_path]), tmp_path / "page.html")
     build = time.perf_counter() - start
     load(browser, info.path.as_uri())
     ready = "return performance.getEntriesByType('navigation')[0].domInteractive"

@@ -20,7 +20,7 @@ from segprox.report.figures import _steps, draw_figures, masking_variants, save_
 from segprox.report.groups import attack_labels, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
 from segprox.report.panels import NormAxis
-from segprox.report.results import RunResults, load_results
+from segprox.report.results import RunResults, load_runs
 from segprox.report.statistics import (
     bootstrap_median,
     common_norms,
@@ -490,7 +490,7 @@ def test_no_classes_many_attacks_and_missing_previews(tmp_path):
     for n in range(9):
         records = [make_record(f"i{k}", 0.01 * (1 + n) * (1 + k), preview="images/gone.png") for k in range(3)]
         make_store(tmp_path, make_run(f"attack-number-{n}"), records, {"classes": None})
-    groups = group_runs(load_results([tmp_path]))
+    groups = group_runs(load_runs([tmp_path]))
     figures = draw_figures(groups)
     assert len(figures["unbroken"].legends) == 1  # too many to label
     assert len(figures["classes"].axes[0].containers) == 4  # before, and the three strongest
@@ -568,7 +568,7 @@ def test_anytime_figure(tmp_path):
     for attack, norms in (("fmn", [0.01, 0.02]), ("pdpgd", [0.05, 0.1]), ("hopeless", [None, None])):
         make_store(tmp_path, make_run(attack), traced(norms))
     make_store(tmp_path, make_run("from-before"), [make_record("i0"), make_record("i1")])
-    figure = draw_figures(group_runs(load_results([tmp_path])))["anytime"]
+    figure = draw_figures(group_runs(load_runs([tmp_path])))["anytime"]
     lines = [line.get_xydata() for line in figure.axes[0].get_lines() if line.get_color() != "#BBBBBB"]
     assert len(lines) == 3
     ends = sorted(line[-1, 1] for line in lines)
@@ -578,7 +578,7 @@ def test_anytime_figure(tmp_path):
 
 def test_attacks_that_asked_nothing_can_be_drawn(tmp_path):
     make_store(tmp_path, make_run(), [make_record("void", 0.0, False, trace=[], forwards=0, backwards=0)])
-    assert "anytime" in draw_figures(group_runs(load_results([tmp_path])))
+    assert "anytime" in draw_figures(group_runs(load_runs([tmp_path])))
 
 
 def test_every_norm_has_its_own_tables_and_figures(segprox, tmp_path):
@@ -592,7 +592,7 @@ def test_every_norm_has_its_own_tables_and_figures(segprox, tmp_path):
     assert "Smallest perturbations, untargeted, l2" in output
     names = {path.stem for path in (tmp_path / "out").rglob("*.*")}
     assert {"norms-untargeted", "norms-untargeted-l2", "summary-l2", "unbroken-l2", "anytime", "anytime-l0"} <= names
-    table = named(report_tables(group_runs(load_results([tmp_path / "in"]))))["summary-l2"]
+    table = named(report_tables(group_runs(load_runs([tmp_path / "in"]))))["summary-l2"]
     assert {row[3] for row in table.rows} == {"ddn", "pdgd"}
     assert "Norms are l2; an image that was not broken counts as infinite." in table.notes
     by_name = dict(zip((column.heading for column in table.columns), table.rows[0]))

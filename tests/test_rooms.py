@@ -29,8 +29,8 @@ ALLOWED = {
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "optional", "attacks", "counts", "data"},
-    "report": {*CORE, "attacks", "counts", "data", "run"},
-    "api": {*CORE, "attacks"},
+    "report": {*CORE, "optional", "attacks", "counts", "data", "run"},
+    "api": {*CORE, "attacks", "data", "run", "report"},
 }
 
 

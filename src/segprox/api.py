@@ -1,13 +1,26 @@
-"""The one call most people need."""
+"""The calls most people need: attack a batch, evaluate a dataset."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 from torch import Tensor, nn
 
 from segprox.attacks import Attack, Callback, make_attack
+from segprox.data import Dataset
 from segprox.errors import SegproxError
+from segprox.naming import checked
+from segprox.report.evaluation import Results
+from segprox.report.results import load_runs
 from segprox.result import AttackResult
+from segprox.run.engines import choose_engine
+from segprox.run.evaluate import Evaluation
+from segprox.run.execution import Execution
+from segprox.run.objects import describe_entry, named_dataset, named_model
+from segprox.run.plan import UNTARGETED, AttackEntry, Grid, SaveFormat, Settings, Spec
+from segprox.run.progress import follow
 
 
 @overload
@@ -102,3 +115,90 @@ def _choose(attack: str | Attack, options: dict[str, Any]) -> Attack:
         names = ", ".join(options)
         raise SegproxError(f"{names} cannot be given beside an attack that is made already: give it to the attack")
     return attack
+
+
+def evaluate(
+    model: str | nn.Module,
+    dataset: str | Dataset | Iterable[Any],
+    attacks: str | Attack | Sequence[str | Attack] = "palma",
+    *,
+    goals: str | Sequence[str] = UNTARGETED,
+    limit: int | None = None,
+    threshold: float = 0.99,
+    seed: int = 0,
+    max_queries: int | None = None,
+    ignore: tuple[int, ...] = (255,),
+    out: str | Path | None = None,
+    save: Sequence[SaveFormat] = ("preview",),
+    workers: int = 1,
+    batch: int = 1,
+    device: str | None = None,
+    retry_errors: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> Results:
+    """Attack a model on a dataset and return what was found, image by image.
+
+    Args:
+        model: a name (`segprox.list_models()`), a network that takes images in [0, 1] and returns logits, or a
+            `Segmenter`. A network is left as it was found.
+        dataset: a name (`segprox.list_datasets()`), a `Dataset`, or any sequence or iterable of (image, label), such as
+            a torch dataset or data loader; images are floats in [0, 1] `[3, H, W]`, labels integers `[H, W]`.
+        attacks: names or attacks, one or several.
+        goals: `untargeted`, or targets as `segprox target` takes them; one or several.
+        limit: how many images; all if left out.
+        threshold: the share of pixels that makes a success.
+        seed: of random starts.
+        max_queries: the most forwards plus backwards per image.
+        ignore: label values of pixels that do not count, where the dataset does not say it itself.
+        out: a folder for records that `segprox runs`, `report` and `load_results` read, and from which the same call
+            goes on after an interruption; left out, nothing is kept.
+        save: what to keep of perturbed images in that folder: `float`, `png`, `preview`.
+        workers: processes; more than one needs a model, a dataset and attacks that have names.
+        batch: images of one size that are attacked together.
+        device: where the model goes; where it is, or a GPU if there is one, if left out.
+        retry_errors: try images again that could not be attacked.
+        progress: show a bar, in a terminal or a notebook.
+        fields: fields of every attack that is given by its name, such as `steps`.
+
+    Example:
+        >>> import segprox
+        >>> results = segprox.evaluate("demo-standard", "demo", ["palma", "fmn"], limit=2, steps=20, progress=False)
+        >>> results
+        Results(2 runs, 4 attacked images)
+        >>> round(results.accuracy(4 / 255), 1)
+        0.0
+    """
+    chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
+    entries = tuple(AttackEntry(name=a, set=fields) if isinstance(a, str) else describe_entry(a) for a in chosen)
+    settings = checked(
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
+        save=tuple(save) if out is not None else (),
+    )  # fmt: skip
+    with ExitStack() as undo:
+        model_name = undo.enter_context(named_model(model))
+        dataset_name = undo.enter_context(named_dataset(dataset, ignore, limit))
+        if workers > 1 and not (isinstance(model, str) and isinstance(dataset, str)):
+            raise SegproxError("several workers need a model and a dataset that have names: see register_model")
+        where = Path(out) if out is not None else Path(undo.enter_context(TemporaryDirectory(prefix="segprox-")))
+        grid = Grid(
+            models=(model_name,), datasets=(dataset_name,), attacks=entries,
+            goals=(goals,) if isinstance(goals, str) else tuple(goals),
+        )  # fmt: skip
+        runs = Spec(grids=(grid,), settings=settings).runs()
+        own = isinstance(model, str)
+        execution = Execution(
+            workers=workers, batch=batch, devices=(device,) if device else () if own else (_device_of(model),),
+            lean=None if own else False,
+        )  # fmt: skip
+        evaluation = Evaluation(runs, where, execution, retry_errors)
+        evaluation.validate()
+        for _ in follow(evaluation, choose_engine(execution), progress):
+            pass
+        return Results(load_runs([where / run.folder for run in runs]))
+
+
+def _device_of(model: str | nn.Module) -> str:
+    """Where a network is."""
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return "cpu" if first is None else str(first.device)

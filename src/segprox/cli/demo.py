@@ -38,7 +38,7 @@ def demo(
 
     from segprox.data import load_dataset
     from segprox.report.page import write_page
-    from segprox.report.results import load_results
+    from segprox.report.results import load_runs
     from segprox.report.terminal import record_table
     from segprox.run.evaluate import Evaluation
     from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
@@ -69,7 +69,7 @@ def demo(
     if not all(record.found.success for record in found):
         out.print("Not every image was broken: more --steps, or another --attack, may do it.")
     with writing_to(out_dir):
-        page = write_page(load_results([out_dir / "runs" / run.folder]), out_dir / "index.html")
+        page = write_page(load_runs([out_dir / "runs" / run.folder]), out_dir / "index.html")
     out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
 
 

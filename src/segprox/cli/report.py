@@ -25,11 +25,11 @@ def report(
     from segprox.report.figures import draw_figures
     from segprox.report.groups import group_runs
     from segprox.report.page import write_page
-    from segprox.report.results import load_results
+    from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_figures, write_tables
 
-    results = load_results(folders)
+    results = load_runs(folders)
     if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
     check_writable(out_dir)
@@ -58,11 +58,11 @@ def compare(
     Folders of several runs are compared run by run: the same model, dataset, attack and goal.
     """
     from segprox.report.contents import compare_tables
-    from segprox.report.results import load_results
+    from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_tables
 
-    tables = compare_tables(_pairs([load_results([folder]) for folder in folders]))
+    tables = compare_tables(_pairs([load_runs([folder]) for folder in folders]))
     out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)

@@ -78,7 +78,7 @@ def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_L
     """Write the page.
 
     Args:
-        results: runs, as `load_results` gives them.
+        results: runs, as `load_runs` gives them.
         path: the file to write; it is there as a whole or not at all.
         limit: most bytes of full pictures to embed. The first images of each run have them, all others a thumbnail.
 

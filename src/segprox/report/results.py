@@ -68,7 +68,7 @@ class RunResults:
         return Counts(*(np.array([getattr(c, name) for c in chosen], dtype=np.int64) for name in ("tp", "fp", "fn")))
 
 
-def load_results(folders: Sequence[Path]) -> list[RunResults]:
+def load_runs(folders: Sequence[Path]) -> list[RunResults]:
     """All runs in these folders, each a run or a folder of runs."""
     return [_load(store) for folder in folders for store in stores(folder)]
 

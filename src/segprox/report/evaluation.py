@@ -1,0 +1,232 @@
+"""The results of an evaluation, for scripts and notebooks."""
+
+import html
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from rich.console import Console
+
+from segprox.errors import SegproxError
+from segprox.optional import require
+from segprox.report.contents import report_tables
+from segprox.report.curves import Curve, measure_curve, unbroken_curve
+from segprox.report.findings import smallest
+from segprox.report.groups import Group, attack_labels, group_runs
+from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
+from segprox.report.results import RunResults, load_runs
+from segprox.report.tables import Table, to_screen
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
+    from matplotlib.axes import Axes
+
+WIDTH = 120  # of tables as text
+
+
+class SummaryTable:
+    """A table of runs: text where it is printed, HTML in a notebook."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = tuple(tables)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH)
+        for table in self.tables:
+            console.print(to_screen(table))
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+        return text.rstrip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(map(_to_html, self.tables))
+
+
+def _to_html(table: Table) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        aligned = ["right" if column.form is not None else "left" for column in table.columns]
+        styled = (f'<{tag} style="text-align:{side}">{cell}</{tag}>' for side, cell in zip(aligned, cells))
+        return f"<tr>{''.join(styled)}</tr>"
+
+    bold = table.bold()
+    rows = [
+        line(
+            [
+                f"<b>{html.escape(column.text(value))}</b>" if (i, k) in bold else html.escape(column.text(value))
+                for k, (column, value) in enumerate(zip(table.columns, row))
+            ],
+            "td",
+        )
+        for i, row in enumerate(table.rows)
+    ]
+    head = line([html.escape(column.title) for column in table.columns], "th")
+    notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in table.notes)
+    return (
+        f"<h4>{html.escape(table.title)}</h4><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{notes}"
+    )
+
+
+class Results(Sequence[RunResults]):
+    """The runs of an evaluation: a sequence of `RunResults`, and what they say together.
+
+    Example:
+        >>> import segprox
+        >>> found = segprox.evaluate("demo-standard", "demo", ["fmn", "dag-0.003"], limit=2, steps=20, progress=False)
+        >>> len(found), len(found.rows()), found.only(attack="fmn").best().keys()
+        (2, 4, dict_keys(['scene-0000', 'scene-0001']))
+    """
+
+    def __init__(self, runs: Sequence[RunResults]) -> None:
+        self.runs = tuple(runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> RunResults: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Results": ...
+    def __getitem__(self, index: int | slice) -> "RunResults | Results":
+        return Results(self.runs[index]) if isinstance(index, slice) else self.runs[index]
+
+    def __iter__(self) -> Iterator[RunResults]:
+        return iter(self.runs)
+
+    def __repr__(self) -> str:
+        images = sum(len(run.records) for run in self.runs)
+        errors = sum(len(run.errors) for run in self.runs)
+        return f"Results({len(self)} runs, {images} attacked images{f', {errors} errors' if errors else ''})"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+    def only(
+        self,
+        *,
+        model: str | None = None,
+        dataset: str | None = None,
+        attack: str | None = None,
+        goal: str | None = None,
+    ) -> "Results":
+        """The runs of one model, dataset, attack or goal, as they are named."""
+        wanted = {"model": model, "dataset": dataset, "attack": attack, "goal": goal}
+
+        def fits(run: RunResults) -> bool:
+            names = {
+                "model": run.run.model,
+                "dataset": run.run.dataset,
+                "attack": run.run.attack.name,
+                "goal": run.run.goal,
+            }
+            return all(value is None or names[name] == value for name, value in wanted.items())
+
+        chosen = [run for run in self.runs if fits(run)]
+        if not chosen:
+            given = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
+            raise SegproxError(
+                f"there is no run with {given}; there are: {'; '.join(run.run.title for run in self.runs)}"
+            )
+        return Results(chosen)
+
+    def summary(self) -> SummaryTable:
+        """What each attack found, and what is left of the model: tables that print, and render in notebooks."""
+        tables = report_tables(group_runs(self.runs))
+        return SummaryTable([table for table in tables if table.name.startswith(("summary", "accuracy"))])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each image and attack, as plain data; sizes are in units of the image's range, [0, 1]."""
+        rows = []
+        for label, run in zip(attack_labels(self.runs), self.runs):
+            names = {"model": run.run.model, "dataset": run.run.dataset, "goal": run.run.goal, "attack": label}
+            for record in run.records:
+                rows.append({
+                    **names, "image": record.image, "broken": record.found.success, "norm": record.norm,
+                    **{name: getattr(record.found, name) for name in ("linf", "l2", "l1", "apsr")},
+                    "clean_accuracy": record.clean_accuracy, "accuracy": record.accuracy,
+                    "broken_8bit": record.rounded.success, "linf_8bit": record.rounded.linf,
+                    "forwards": record.forwards, "backwards": record.backwards, "seconds": record.seconds,
+                    "error": None,
+                })  # fmt: skip
+            rows += [{**names, "image": error.image, "broken": None, "error": error.reason} for error in run.errors]
+        return rows
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The rows as a data frame; needs pandas."""
+        frame: pandas.DataFrame = require("pandas", "pandas").DataFrame(self.rows())
+        return frame
+
+    def curve(self) -> Curve:
+        """The share of images that no attack breaks with a perturbation of at most x."""
+        norms = np.array(sorted(self.best().values()))
+        broken = norms[np.isfinite(norms)]
+        x = np.unique(np.append(0.0, broken))
+        return Curve(x, 1 - np.searchsorted(broken, x, side="right") / max(len(norms), 1))
+
+    def accuracy(self, epsilon: float, measure: Measure = pixel_accuracy) -> float:
+        """The pixel accuracy that the strongest attack leaves with perturbations no larger than `epsilon`.
+
+        Args:
+            epsilon: a size, such as 8 / 255.
+            measure: `segprox.report.pixel_accuracy`, `mean_iou`, or any other function of pooled counts.
+        """
+        return min(measure_curve(run, measure).at(epsilon) for run in self._group().runs.values())
+
+    def miou(self, epsilon: float) -> float:
+        """The mean IoU that the strongest attack leaves with perturbations no larger than `epsilon`."""
+        return self.accuracy(epsilon, mean_iou)
+
+    def best(self) -> dict[str, float]:
+        """For each image the smallest norm that any attack broke it with; infinite where none did."""
+        group = self._group()
+        norms = smallest(group.runs.values())
+        names = {key: record.image for run in group.runs.values() for key, record in zip(run.by_image, run.records)}
+        return {names[key]: norm if norm < group.unit.unbroken else float("inf") for key, norm in norms.items()}
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """Draw the share of images that each attack leaves unbroken against the size of the perturbation."""
+        if axes is None:
+            from matplotlib import pyplot
+
+            axes = pyplot.subplots()[1]
+        for label, run in zip(attack_labels(self.runs), self.runs):
+            x, y = unbroken_curve(run)
+            axes.step(x * run.unit.factor, y, where="post", label=label)
+        axes.set(xlabel=self.runs[0].unit.name, ylabel="share of images that are not broken", ylim=(-0.02, 1.02))
+        axes.legend()
+        return axes
+
+    def write_report(self, folder: str | Path) -> Path:
+        """Write tables, figures and the page; returns the page."""
+        from segprox.report.figures import draw_figures
+        from segprox.report.page import write_page
+        from segprox.report.write import write_figures, write_tables
+
+        folder, groups = Path(folder), group_runs(self.runs)
+        write_tables(report_tables(groups), folder / "tables")
+        write_figures(draw_figures(groups), folder / "figures")
+        return write_page(self.runs, folder / "index.html").path
+
+    def _group(self) -> Group:
+        groups = group_runs(self.runs)
+        if len(groups) != 1:
+            titles = "; ".join(group.title for group in groups)
+            raise SegproxError(
+                f"this needs one model, dataset, goal and norm, but there are: {titles}; choose with only()"
+            )
+        return groups[0]
+
+
+def load_results(*folders: str | Path) -> Results:
+    """The results in these folders, each of one run or of many, as `segprox evaluate` writes them.
+
+    Example:
+        >>> import tempfile, segprox
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = segprox.evaluate("demo-standard", "demo", "fmn", limit=1, steps=3, out=folder, progress=False)
+        ...     segprox.load_results(folder)
+        Results(1 runs, 1 attacked images)
+    """
+    return Results(load_runs([Path(folder) for folder in folders]))

@@ -1,0 +1,254 @@
+"""`segprox.evaluate` and what it returns, against records and computations by other means."""
+
+import builtins
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+import segprox
+from segprox import SegproxError
+from segprox.attacks import Bisection, Palma, Pgd
+from segprox.report.evaluation import Results
+from segprox.run.objects import ItemDataset, describe_entry
+from segprox.run.record import same
+
+mpl.use("agg")
+
+
+def network(channels=8):
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, channels, 3, padding=1)
+
+
+def pairs(count=3, size=12):
+    source = torch.Generator().manual_seed(1)
+    return [
+        (torch.rand(3, size, size, generator=source), torch.randint(0, 8, (size, size), generator=source))
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return segprox.evaluate(
+        "demo-standard", "demo", ["palma", "fmn"], goals=["untargeted", "road"], limit=2, steps=15, progress=False
+    )
+
+
+def run(**options):
+    return segprox.evaluate(network(), pairs(), **{"attacks": "fmn", "steps": 5, "progress": False} | options)
+
+
+# --- what can be evaluated --------------------------------------------------------------------------------------------
+def test_names_give_the_records_of_the_command_line(segprox_cli, tmp_path):
+    here = segprox.evaluate("demo-standard", "demo", "fmn", limit=2, steps=3, out=tmp_path / "a", progress=False)
+    arguments = ("--model", "demo-standard", "--attack", "fmn", "--steps", 3, "--limit", 2, "--log", "quiet")
+    assert segprox_cli("evaluate", *arguments, "--out", tmp_path / "b")[0] == 0
+    there = segprox.load_results(tmp_path / "b")
+    assert here[0].folder.name == there[0].folder.name
+    assert all(same(*both) for both in zip(here[0].records, there[0].records, strict=True))
+
+
+def test_a_network_is_left_as_it_was_found():
+    model = network().train()
+    results = segprox.evaluate(model, pairs(), "fmn", steps=3, progress=False)
+    assert len(results[0].records) == 3
+    assert model.training
+    assert model.weight.requires_grad
+
+
+def test_objects_give_what_an_attack_on_them_gives():
+    model, data, attack = network(), pairs(), Palma(steps=8)
+    (result,) = segprox.evaluate(model, data, attack, progress=False)
+    for record, (image, label) in zip(result.records, data, strict=True):
+        assert record.norm == attack(model, image[None], label[None]).norm.item()
+
+
+def test_loaders_and_torch_datasets_are_read_alike():
+    stacked = torch.utils.data.TensorDataset(*(torch.stack(part) for part in zip(*pairs())))
+    loader = torch.utils.data.DataLoader(stacked, batch_size=2)
+    samples = [segprox.Sample(str(i), *pair) for i, pair in enumerate(pairs())]
+    dicts = [{"image": image, "label": label} for image, label in pairs()]
+    expected = [record.norm for record in run()[0].records]
+    for data in (stacked, loader, iter(pairs()), samples, dicts):
+        (result,) = segprox.evaluate(network(), data, "fmn", steps=5, progress=False)
+        assert [record.norm for record in result.records] == expected
+    (result,) = segprox.evaluate(network(), loader, "fmn", steps=5, limit=1, progress=False)
+    assert len(result.records) == 1
+
+
+def test_sequences_are_read_when_they_are_needed():
+    class Counting(list):
+        read = 0
+
+        def __getitem__(self, index):
+            Counting.read += 1
+            return super().__getitem__(index)
+
+    data = Counting(pairs(50))
+    segprox.evaluate(network(), data, "fmn", steps=2, limit=2, progress=False)
+    assert Counting.read < 6
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ((torch.rand(3, 4, 4),), "must be (image, label)"),
+        ((torch.rand(3, 4, 4), torch.zeros(4, 5)), "the shapes [3, 4, 4] and [4, 5]"),
+        ((torch.rand(4, 4), torch.zeros(4, 4)), "the shapes [4, 4] and [4, 4]"),
+    ],
+)
+def test_items_that_are_no_pairs_are_recorded_as_errors(item, message):
+    (result,) = segprox.evaluate(network(), [item, pairs()[0]], "fmn", steps=2, progress=False)
+    assert len(result.records) == 1
+    assert message in result.errors[0].reason
+
+
+def test_an_interrupted_evaluation_of_objects_goes_on(tmp_path, monkeypatch):
+    first = run(out=tmp_path, limit=2)
+    attacks, calls = Palma.run, []
+    monkeypatch.setattr("segprox.attacks.fmn.Fmn.run", lambda *a, **k: calls.append(1) or attacks(*a, **k))
+    again = run(out=tmp_path, limit=2)
+    assert calls == []
+    assert again[0].records == first[0].records
+    assert segprox.load_results(tmp_path)[0].records == first[0].records
+
+
+def test_nothing_is_left_behind():
+    before = segprox.list_models(), segprox.list_datasets()
+    run()
+    assert (segprox.list_models(), segprox.list_datasets()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 2}, "several workers need a model and a dataset that have names"),
+        ({"goals": "elephant"}, "there is no class 'elephant'"),
+        ({"attacks": "no-such"}, "there is no attack 'no-such'"),
+        ({"limit": 0}, "limit of an evaluation cannot be 0"),
+        ({"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(SegproxError, match=message):
+        run(**options)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        Palma(steps=7, bits=8), Pgd(objective="dlr", steps=3), Pgd(steps=20, step_size=0.32, random_start=True),
+        Bisection(attack=Pgd(steps=3, momentum=1.0), rounds=2, keep="smallest-radius"), segprox.make_attack("segpgd"),
+    ],
+)  # fmt: skip
+def test_an_attack_is_described_by_what_makes_it_again(attack):
+    assert describe_entry(attack).make() == attack
+
+
+def test_a_bar_is_shown(capsys):
+    run(progress=True)
+    assert "3/3" in capsys.readouterr().out
+
+
+# --- what was found ---------------------------------------------------------------------------------------------------
+def test_rows_are_the_records(found):
+    rows = found.rows()
+    assert len(rows) == 8
+    assert {(row["goal"], row["attack"]) for row in rows} == {
+        (goal, attack) for goal in ("untargeted", "road") for attack in ("palma", "fmn")
+    }
+    row, record = rows[0], found[0].records[0]
+    assert (row["image"], row["norm"], row["broken"]) == (record.image, record.norm, record.found.success)
+    frame = found.to_pandas()
+    assert frame.shape == (8, len(row))
+    assert frame["norm"].tolist() == [row["norm"] for row in rows]
+
+
+def test_without_pandas_the_way_out_is_told(found, monkeypatch):
+    real = builtins.__import__
+
+    def absent(name, *arguments, **options):
+        if name.split(".")[0] == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr("segprox.optional.import_module", absent)
+    with pytest.raises(SegproxError, match=r"pip install 'segprox\[pandas\]'"):
+        found.to_pandas()
+
+
+def test_the_best_of_all_attacks(found):
+    chosen = found.only(goal="untargeted")
+    expected = {}
+    for row in chosen.rows():
+        norm = row["linf"] if row["broken"] else math.inf
+        expected[row["image"]] = min(norm, expected.get(row["image"], math.inf))
+    assert chosen.best() == pytest.approx(expected)
+    curve = chosen.curve()
+    for size in (0.0, 0.005, 0.01, 0.05, 1.0):
+        assert curve.at(size) == np.mean([norm > size for norm in expected.values()])
+
+
+def test_accuracy_is_that_of_the_strongest_attack(found):
+    chosen = found.only(goal="untargeted")
+    assert chosen.accuracy(0.0) == pytest.approx(0.9953, abs=1e-4)
+    single = [chosen.only(attack=name).accuracy(0.03) for name in ("palma", "fmn")]
+    assert chosen.accuracy(0.03) == min(single)
+    assert chosen.miou(1.0) < chosen.miou(0.0)
+
+
+def test_what_needs_one_group_says_which_there_are(found):
+    for ask in (found.best, found.curve, lambda: found.accuracy(0.1)):
+        with pytest.raises(SegproxError, match=r"needs one model, dataset, goal and norm, but there are: .*road"):
+            ask()
+    with pytest.raises(SegproxError, match="there is no run with attack 'pgd'; there are: demo-standard"):
+        found.only(attack="pgd")
+
+
+def test_the_summary_prints_and_renders(found):
+    summary = found.summary()
+    assert str(summary) == repr(summary)
+    assert "What each attack found" in str(summary)
+    page = found._repr_html_()
+    assert page.count("<table>") == page.count("</table>") == 2
+    assert repr(found) == "Results(4 runs, 8 attacked images)"
+    assert repr(found[:2]) == "Results(2 runs, 4 attacked images)"
+    assert isinstance(found[1:], Results)
+
+
+def test_hostile_names_are_text_in_html():
+    results = run()
+    record = results[0].records[0]
+    object.__setattr__(results[0].run, "model", "<script>alert(1)</script>")
+    assert record is results[0].records[0]
+    assert "<script>" not in results._repr_html_()
+
+
+def test_plots_take_axes_and_return_them(found):
+    from matplotlib import pyplot
+
+    axes = pyplot.subplots()[1]
+    assert found.plot(axes) is axes
+    assert len(axes.get_lines()) == 4
+    x, y = axes.get_lines()[0].get_data()
+    assert y[0] == 1.0
+    assert x.max() <= 255
+    assert len(found.plot().get_lines()) == 4
+    pyplot.close("all")
+
+
+def test_a_report(tmp_path):
+    results = run(out=tmp_path / "runs")
+    page = results.write_report(tmp_path / "report")
+    assert page == tmp_path / "report" / "index.html"
+    assert page.stat().st_size > 10_000
+    assert list((tmp_path / "report" / "tables").iterdir())
+
+
+def test_item_datasets_say_what_they_are():
+    data = ItemDataset(pairs(), (255, 0), None)
+    assert (len(data), data.ignore, data.labelled, data.classes, len(data.palette)) == (3, (255, 0), True, (), 256)
