@@ -255,7 +255,7 @@ def test_equal_models(tmp_path):
 def test_attacks_are_ranked(tmp_path):
     two_attacks(tmp_path)
     texts, (verdict,) = said(tmp_path)
-    assert verdict.statements == ("Strongest attack: fmn, median 6.4/255.", "Weakest: ddn, needs 12.8/255.")
+    assert verdict.statements == ("Strongest attack: fmn, median 5.1/255.", "Weakest: ddn, needs 10.2/255.")
     assert any(text.startswith("ddn did not break 1 of the 4 images that it might") for text in texts)
     assert "Every one of the 4 images was broken by at least one attack." in texts
 

@@ -1,6 +1,7 @@
 """`segprox.evaluate` and what it returns, against records and computations by other means."""
 
 import builtins
+import dataclasses
 import math
 
 import matplotlib as mpl
@@ -252,3 +253,32 @@ def test_a_report(tmp_path):
 def test_item_datasets_say_what_they_are():
     data = ItemDataset(pairs(), (255, 0), None)
     assert (len(data), data.ignore, data.labelled, data.classes, len(data.palette)) == (3, (255, 0), True, (), 256)
+
+
+# --- one number, one definition ---------------------------------------------------------------------------------------
+def test_one_median_everywhere(segprox_cli, tmp_path, monkeypatch):
+    """Of two images one is not broken: the median is the size that breaks the other."""
+    whole, calls = Palma.run, []
+
+    def only_the_first(self, model, problem, *arguments, **options):
+        calls.append(1)
+        found = whole(self, model, problem, *arguments, **options)
+        clean = {"images": problem.images, "norm": 0 * found.norm, "success": ~found.success}
+        return found if len(calls) == 1 else dataclasses.replace(found, **clean)
+
+    monkeypatch.setattr(Palma, "run", only_the_first)
+    results = segprox.evaluate(
+        "demo-standard", "demo", "palma", limit=2, steps=60, out=tmp_path / "runs", save=["float"], progress=False
+    )
+    broken = [record.found.linf for record in results[0].records if record.found.success]
+    assert len(broken) == 1
+    size = f"{255 * broken[0]:.2f}"
+    short = f"{255 * broken[0]:.1f}/255"
+    assert f" {size} " in str(results.summary())
+    assert short in segprox_cli("runs", tmp_path / "runs")[1]
+    assert f"{255 * broken[0]:.3f}" in segprox_cli("verify", tmp_path / "runs")[1]
+    output = segprox_cli("report", tmp_path / "runs", "--out", tmp_path / "report")[1]
+    assert f" {size} " in output
+    assert f" {size} " in (tmp_path / "report" / "tables" / "norms-untargeted.md").read_text().replace("*", " ")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert f">{255 * broken[0]:.2f}<" in page or short in page

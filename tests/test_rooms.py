@@ -17,6 +17,7 @@ ALLOWED = {
     "optional": {"errors"},
     "norms": set(),
     "counts": {"errors"},
+    "sizes": set(),
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
@@ -28,8 +29,8 @@ ALLOWED = {
     "result": {"trace"},
     "tracker": CORE,
     "attacks": CORE,
-    "run": {*CORE, "optional", "attacks", "counts", "data"},
-    "report": {*CORE, "optional", "attacks", "counts", "data", "run"},
+    "run": {*CORE, "optional", "attacks", "counts", "data", "sizes"},
+    "report": {*CORE, "optional", "attacks", "counts", "data", "sizes", "run"},
     "api": {*CORE, "attacks", "data", "run", "report"},
 }
 

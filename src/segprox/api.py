@@ -166,8 +166,8 @@ def evaluate(
         >>> results = segprox.evaluate("demo-standard", "demo", ["palma", "fmn"], limit=2, steps=20, progress=False)
         >>> results
         Results(2 runs, 4 attacked images)
-        >>> round(results.accuracy(4 / 255), 1)
-        0.0
+        >>> results.accuracy(0.5 / 255) > 0.9 > 0.1 > results.accuracy(64 / 255)
+        True
     """
     chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
     entries = tuple(AttackEntry(name=a, set=fields) if isinstance(a, str) else describe_entry(a) for a in chosen)

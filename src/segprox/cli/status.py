@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -17,6 +16,7 @@ from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
 from segprox.run.record import Record
 from segprox.run.worker import prepare
+from segprox.sizes import median_size
 
 
 def summary(status: Status) -> str:
@@ -32,7 +32,7 @@ def _found(status: Status) -> tuple[str, str]:
     if not records:
         return "-", broken
     unit = Unit.of(status.store)
-    return unit.text(median(map(unit.counted, records))), broken
+    return unit.text(median_size([*map(unit.counted, records)])), broken
 
 
 def print_statuses(statuses: Sequence[Status]) -> None:
@@ -43,8 +43,8 @@ def print_statuses(statuses: Sequence[Status]) -> None:
     ]
     print_runs(rows, "images", "errors", "median", "broken")
     out.print(
-        "Medians are of linf in 255ths, or of the norm that is named; an image that was not broken counts as 255/255, "
-        "or as infinite.",
+        "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
+        "named; an image that was not broken counts as 255/255, or as infinite.",
         highlight=False,
         style="dim",
     )

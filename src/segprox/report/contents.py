@@ -20,9 +20,14 @@ from segprox.report.statistics import (
 from segprox.report.tables import Column, Table, Value
 from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
+from segprox.sizes import median_size
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))
 COUNTS = (Column("images", "d"), Column("errors", "d"))
+MEDIAN = (
+    "The median is the smallest size that breaks at least half of the images; the paper takes the mean of the two in "
+    "the middle where the number of images is even."
+)
 ERRORS = "Errors: images that could not be attacked; they are in no other number."
 COMMON = "On the images that all attacks of a group have."
 Lines = tuple[tuple[Value, ...], ...]
@@ -67,7 +72,9 @@ def _norms(unit: Unit, chosen: Summaries, name: str) -> Table:
         for attack, line in zip(attacks, cells):
             line += _norm_cells(unit, runs.get(attack))
     rows = tuple(tuple(line) for line in cells)
-    return Table(f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (_not_broken(unit), ERRORS))
+    return Table(
+        f"norms-{name}", f"Smallest perturbations, {name}", tuple(columns), rows, (_not_broken(unit), MEDIAN, ERRORS)
+    )
 
 
 def _norm_cells(unit: Unit, summary: Summary | None) -> list[Value]:
@@ -105,7 +112,7 @@ def _summary(unit: Unit, known: Summaries) -> Table:
     interval = "low and high: 95 % bootstrap interval of the median. " + (
         "l2, l1 and APSR are medians." if others else "APSR is a median."
     )
-    notes = (_not_broken(unit), ERRORS, interval)
+    notes = (_not_broken(unit), MEDIAN, ERRORS, interval)
     return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 
@@ -129,7 +136,7 @@ def _rounded(unit: Unit, known: Summaries) -> Table:
         Column("median, 8 bits", ".2f", "min"), Column("mean", ".2f"), Column("mean, 8 bits", ".2f", "min"),
     ]  # fmt: skip
     note = "8 bits: the same perturbed images with every value rounded to a multiple of 1/255, as a file holds them."
-    notes = (note, _not_broken(unit), ERRORS)
+    notes = (note, _not_broken(unit), MEDIAN, ERRORS)
     return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), *notes)
 
 
@@ -216,7 +223,7 @@ def _against_best(unit: Unit, groups: Sequence[Group]) -> Table:
     for group in groups:
         if len(group.attacked) < 2:
             continue
-        medians = {label: float(np.median(result.norms)) for label, result in group.attacked.items()}
+        medians = {label: median_size(result.norms) for label, result in group.attacked.items()}
         best = min(medians, key=lambda label: medians[label])
         for label, result in group.attacked.items():
             if label != best:

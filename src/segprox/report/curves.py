@@ -6,6 +6,7 @@ import numpy as np
 
 from segprox.report.metrics import Measure
 from segprox.report.results import RunResults, Sizes
+from segprox.sizes import median_sizes
 
 
 class Curve(NamedTuple):
@@ -64,4 +65,4 @@ def anytime_curve(result: RunResults) -> Curve | None:
     for own, trace in zip(norms, known):
         reached = np.searchsorted([step.queries for step in trace], x, side="right")
         own[:] = np.array([result.unit.unbroken, *(step.norm for step in trace)])[reached]
-    return Curve(x.astype(np.float64), np.median(norms, axis=0))
+    return Curve(x.astype(np.float64), median_sizes(norms))

@@ -33,6 +33,7 @@ from segprox.report.panels import (
     title,
 )
 from segprox.report.results import RunResults
+from segprox.sizes import median_size
 
 HEIGHTS = (0.5, 0.62, 0.38, 0.74, 0.26, 0.86, 0.14, 0.93, 0.07)  # where a curve may be labelled
 START = 1.0  # queries: where the line of an attack begins that never breaks half of the images
@@ -241,7 +242,7 @@ def _cost(result: RunResults) -> _Cost:
     queries = np.median([record.forwards + record.backwards for record in result.records])
     # Of infinite norms there is no mean, so quartiles are norms that occur; the median is that of the tables.
     low, high = np.quantile(result.norms, [0.25, 0.75], method="closest_observation")
-    sizes = (low, np.median(result.norms), high)
+    sizes = (low, median_size(result.norms), high)
     return _Cost(max(1.0, float(queries)), *(float(size) * result.unit.factor for size in sizes))
 
 
@@ -280,7 +281,7 @@ def draw_classes(groups: Sequence[Group]) -> Figure:
 
 
 def _strongest(group: Group) -> dict[str, RunResults]:
-    ordered = sorted(group.attacked.items(), key=lambda item: float(np.median(item[1].norms)))[:MOST_BARS]
+    ordered = sorted(group.attacked.items(), key=lambda item: median_size(item[1].norms))[:MOST_BARS]
     return {label: result for label, result in group.attacked.items() if label in dict(ordered)}
 
 

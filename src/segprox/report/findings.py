@@ -14,6 +14,7 @@ from segprox.report.groups import Group
 from segprox.report.results import RunResults, Sizes
 from segprox.report.statistics import common_norms
 from segprox.report.units import Unit
+from segprox.sizes import median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
 
@@ -85,10 +86,7 @@ def _verdict(group: Group) -> Verdict:
     unbroken = group.unit.unbroken
     norms = np.array(sorted(smallest(group.attacked.values()).values()))
     broken = int((norms < unbroken).sum())
-    # The median of the tables, unless it lies between an image that was broken and one that was not.
-    middle = norms[(len(norms) - 1) // 2], norms[len(norms) // 2]
-    half = float(np.mean(middle)) if middle[1] < unbroken else float(middle[0])
-    return Verdict(group, len(norms), broken, half, tuple(_about_attacks(group)))
+    return Verdict(group, len(norms), broken, median_size(norms), tuple(_about_attacks(group)))
 
 
 def _about_attacks(group: Group) -> list[str]:
@@ -103,9 +101,9 @@ def _about_attacks(group: Group) -> list[str]:
     norms: dict[str, Sizes] = dict(zip(runs, common_norms(list(runs.values()))))
     if not norms[next(iter(runs))].size:
         return ["The attacks have no image in common, so they cannot be compared."]
-    ranked = sorted(norms, key=lambda name: (float(np.median(norms[name])), float(norms[name].mean())))
+    ranked = sorted(norms, key=lambda name: (median_size(norms[name]), float(norms[name].mean())))
     first, last = ranked[0], ranked[-1]
-    best, worst = (float(np.median(norms[name])) for name in (first, last))
+    best, worst = (median_size(norms[name]) for name in (first, last))
     if best >= unit.unbroken:
         return ["No attack breaks half of the images."]
     if np.array_equal(norms[first], norms[last]):
@@ -153,7 +151,7 @@ def _compare_models(groups: Sequence[Group]) -> list[Statement]:
     found = []
     for task, some in tasks.items():
         where = f" ({', '.join(task)})" if len(tasks) > 1 else ""
-        ranked = sorted(some, key=lambda group: -float(np.median([*smallest(group.attacked.values()).values()])))
+        ranked = sorted(some, key=lambda group: -median_size([*smallest(group.attacked.values()).values()]))
         for stronger, weaker in pairwise(ranked):
             found.append(_compare(stronger, weaker, where))
     return found

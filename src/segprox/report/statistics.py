@@ -1,11 +1,11 @@
 """What the records of runs say, as numbers: no model, no randomness but a seeded bootstrap.
 
 Norms are those that the attacks minimise. An attack that did not succeed counts as 1 (255/255) in linf, as in the
-paper, and as infinite in all others. Images that could not be attacked at all (errors) are counted but enter nothing
-else. What nothing is known of is NaN.
+paper, and as infinite in all others. The median is the smallest size that breaks at least half of the images. Images
+that could not be attacked at all (errors) are counted but enter nothing else. What nothing is known of is NaN.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, nan
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
 from segprox.report.results import RunResults
 from segprox.report.results import Sizes as Values
+from segprox.sizes import median_size, median_sizes
 
 RESAMPLES = 1000
 
@@ -72,11 +73,11 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
         images=len(records),
         errors=len(result.errors),
         broken=int(result.success.sum()),
-        median=_median(result.norms),
+        median=median_size(result.norms),
         interval=bootstrap_median(result.norms, seed),
         mean=_mean(result.norms),
-        l2=_median(score.l2 if score.success else np.inf for score in found),
-        l1=_median(score.l1 if score.success else np.inf for score in found),
+        l2=median_size([score.l2 if score.success else np.inf for score in found]),
+        l1=median_size([score.l1 if score.success else np.inf for score in found]),
         apsr=_median(score.apsr for score in found),
         forwards=_median(record.forwards for record in records),
         backwards=_median(record.backwards for record in records),
@@ -87,13 +88,21 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
         miou=_pooled(result, mean_iou, clean=True),
         attacked_miou=_pooled(result, mean_iou),
         rounded_broken=sum(score.success for score in rounded),
-        rounded_median=_median(coarse),
+        rounded_median=median_size(coarse),
         rounded_mean=_mean(coarse),
     )
 
 
-def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> Interval:
+def bootstrap_median(
+    values: Values,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+    middle: Callable[[Values], Values] | None = None,
+) -> Interval:
     """A percentile interval of the median: of medians of as many values, drawn with replacement.
+
+    The median is that of sizes, unless another is given, of the rows of `[resamples, values]`.
 
     Example:
         >>> import numpy as np
@@ -103,8 +112,8 @@ def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, 
     if not len(values):
         return Interval(nan, nan)
     generator = np.random.default_rng(seed)
-    with np.errstate(invalid="ignore"):  # halfway between minus and plus infinity nothing is known
-        medians = np.median(generator.choice(values, (resamples, len(values))), axis=1)
+    drawn = generator.choice(values, (resamples, len(values)))
+    medians = median_sizes(drawn, axis=1) if middle is None else middle(drawn)
     # One of the medians, not a mean of two, of which one may be infinite.
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2], method="closest_observation")
     return Interval(float(low), float(high))
@@ -191,7 +200,7 @@ def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired
     return Paired(
         images=len(differences),
         difference=_median(differences),
-        interval=bootstrap_median(differences, seed),
+        interval=bootstrap_median(differences, seed, middle=_medians),
         larger=larger,
         smaller=smaller,
         p_value=sign_test(larger, smaller),
@@ -221,6 +230,13 @@ def _median(values: Iterable[float]) -> float:
     known = np.fromiter(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return float(np.median(known)) if len(known) else nan
+
+
+def _medians(values: Values) -> Values:
+    """Medians of rows; halfway between minus and plus infinity nothing is known."""
+    with np.errstate(invalid="ignore"):
+        medians: Values = np.median(values, axis=1)
+    return medians
 
 
 def _mean(values: Values) -> float:

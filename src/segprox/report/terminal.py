@@ -1,7 +1,6 @@
 """Records and findings as tables on the screen."""
 
 from collections.abc import Sequence
-from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,6 +10,7 @@ from segprox.norms import NormName
 from segprox.report.units import LINF, Unit
 from segprox.run import Check, Finding
 from segprox.run.record import Record
+from segprox.sizes import median_size
 
 MARKS = {"green": "+", "amber": "!", "red": "x"}  # beside word and colour, and in any encoding
 COLOURS = {"green": "green", "amber": "yellow", "red": "bold red"}
@@ -34,7 +34,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     counted = [LINF.counted(record) * LINF.factor for record in records]
     table.add_column("image", footer="median", no_wrap=True)
     for name, values in (columns | {"linf x 255": counted}).items():
-        table.add_column(name, footer=_format(name, median(values)), justify="right", no_wrap=True)
+        table.add_column(name, footer=_format(name, median_size(values)), justify="right", no_wrap=True)
     table.add_column("success", footer=f"{broken}/{len(records)}", justify="right")
     for i, record in enumerate(records):
         cells = [_format(name, values[i]) for name, values in columns.items()]

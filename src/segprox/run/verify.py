@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import isclose
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from safetensors import SafetensorError
@@ -14,6 +13,7 @@ from segprox.problem import Problem
 from segprox.run.record import Record, Score
 from segprox.run.store import Store
 from segprox.run.worker import DECODERS, Prepared, label_sample, prepare, score_image
+from segprox.sizes import median_size
 
 TOLERANCE, RELATIVE = 1e-6, 1e-5  # another machine may round otherwise, and add up in another order
 
@@ -41,9 +41,10 @@ def verify_run(store: Store, device: str | None = None) -> Iterator[Verified]:
             found[kind].append((_score_file(prepared, problem, store.folder / saved.file, kind), saved.score))
     for kind, pairs in found.items():
         scores = [score for score, _ in pairs if score is not None]
-        norms, broken = [score.linf for score in scores], sum(score.success for score in scores)
+        norms = [score.linf if score.success else 1.0 for score in scores]  # as tables count them
+        broken = sum(score.success for score in scores)
         agree = sum(score is not None and _agree(score, recorded) for score, recorded in pairs)
-        yield Verified(kind, len(pairs), median(norms) if norms else None, broken, agree)
+        yield Verified(kind, len(pairs), median_size(norms) if norms else None, broken, agree)
 
 
 def _problem(prepared: Prepared, record: Record) -> Problem | None:
