@@ -12,6 +12,7 @@ import torch
 import segprox
 from segprox import SegproxError
 from segprox.attacks import Bisection, Palma, Pgd
+from segprox.encoding import DECODERS
 from segprox.report.evaluation import Results
 from segprox.run.objects import ItemDataset, describe_entry
 from segprox.run.record import same
@@ -282,3 +283,39 @@ def test_one_median_everywhere(segprox_cli, tmp_path, monkeypatch):
     assert f" {size} " in (tmp_path / "report" / "tables" / "norms-untargeted.md").read_text().replace("*", " ")
     page = (tmp_path / "report" / "index.html").read_text()
     assert f">{255 * broken[0]:.2f}<" in page or short in page
+
+
+# --- the result of one attack -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def attacked():
+    images, labels = (torch.stack(part) for part in zip(*pairs()))
+    return segprox.attack(network(), images, labels, "fmn", steps=20)
+
+
+def test_a_result_is_short_to_read(attacked):
+    assert repr(attacked).startswith(f"AttackResult({int(attacked.success.sum())} of 3 broken, norms 0.")
+    assert len(repr(attacked)) < 120
+    assert len(attacked) == 3
+
+
+def test_a_result_moves_between_devices(attacked):
+    moved = attacked.to("meta")
+    assert {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert moved.traces == attacked.traces
+    assert torch.equal(attacked.to("cpu").images, attacked.images)
+
+
+def test_saved_images_are_what_they_were(attacked, tmp_path):
+    files = attacked.save(tmp_path / "new" / "folder")
+    assert [file.name for file in files[:2]] == ["000000.safetensors", "000000.png"]
+    for i, image in enumerate(attacked.images):
+        assert torch.equal(DECODERS["float"](files[2 * i].read_bytes())[0], image)
+        assert torch.equal(DECODERS["png"](files[2 * i + 1].read_bytes())[0], (image * 255).round() / 255)
+    assert attacked.save(tmp_path, names=["a", "b", "c"])[0] == tmp_path / "a.safetensors"
+
+
+def test_a_result_can_be_drawn(attacked):
+    figure = attacked.plot(1)
+    assert [axes.get_title().split(",")[0] for axes in figure.axes] == ["original", "perturbation", "adversarial"]
+    shown = figure.axes[1].get_images()[0].get_array()
+    assert 0 <= shown.min() <= shown.max() <= 1

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
 NUMERIC = {"errors", "naming", "norms", "problem", "losses", "prox"}
-CORE = {*NUMERIC, "models", "registry", "trace", "best", "result", "tracker"}
+CORE = {*NUMERIC, "models", "registry", "encoding", "trace", "best", "result", "tracker"}
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
@@ -18,6 +18,7 @@ ALLOWED = {
     "norms": set(),
     "counts": {"errors"},
     "sizes": set(),
+    "encoding": set(),
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
@@ -26,7 +27,7 @@ ALLOWED = {
     "models": {"errors", "naming", "optional", "problem", "registry", "data"},
     "trace": set(),
     "best": {"problem"},
-    "result": {"trace"},
+    "result": {"encoding", "trace"},
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "optional", "attacks", "counts", "data", "sizes"},

@@ -13,10 +13,11 @@ from safetensors.torch import load
 from segprox import SegproxError, load_dataset, load_model
 from segprox.attacks import ATTACKS, Fmn, make_attack
 from segprox.data import Sample
+from segprox.encoding import to_bytes
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import decode_preview
 from segprox.run.record import ImageError, Record, same, weights_digest
-from segprox.run.worker import DEADLY, Task, Worker, image_error, prepare, to_bytes
+from segprox.run.worker import DEADLY, Task, Worker, image_error, prepare
 
 STEPS = {"steps": 4}
 

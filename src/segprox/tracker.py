@@ -261,5 +261,6 @@ class Tracker:
             forwards=self.forwards,
             backwards=self.backwards,
             seconds=self._elapsed(),
+            originals=self.problem.images,
             traces=self._journal.traces(),
         )

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from safetensors import SafetensorError
 
 from segprox.data.files import UNREADABLE
+from segprox.encoding import DECODERS
 from segprox.problem import Problem
 from segprox.run.record import Record, Score
 from segprox.run.store import Store
-from segprox.run.worker import DECODERS, Prepared, label_sample, prepare, score_image
+from segprox.run.worker import Prepared, label_sample, prepare, score_image
 from segprox.sizes import median_size
 
 TOLERANCE, RELATIVE = 1e-6, 1e-5  # another machine may round otherwise, and add up in another order

@@ -1,23 +1,20 @@
 """Attacks images and returns records. Needs no disk but the dataset's, so it may run anywhere."""
 
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
-from safetensors.torch import load, save
 from torch import Tensor
 
 import segprox
 from segprox.attacks import Attack, Callback
 from segprox.counts import class_counts
 from segprox.data import Dataset, Sample, Target, load_dataset, make_target, with_own_labels
+from segprox.encoding import DECODERS, ENCODERS, SUFFIXES, to_bytes
 from segprox.errors import SegproxError
 from segprox.models import ModelOptions, Segmenter, build_model, settle
 from segprox.norms import distance
@@ -331,32 +328,3 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and ("out of memory" in text or ("memory" in text and "alloc" in text))
-
-
-def to_bytes(image: Tensor) -> Tensor:
-    """The nearest 8-bit image, uint8."""
-    return image.mul(255).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _encode_float(image: Tensor) -> bytes:
-    return save({"image": image[0].float().cpu().contiguous()})
-
-
-def _decode_float(content: bytes) -> Tensor:
-    return load(content)["image"][None]
-
-
-def _encode_png(image: Tensor) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(to_bytes(image)[0].permute(1, 2, 0).cpu().numpy()).save(stream, format="png")
-    return stream.getvalue()
-
-
-def _decode_png(content: bytes) -> Tensor:
-    pixels = np.array(Image.open(io.BytesIO(content)).convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
-
-
-ENCODERS: dict[str, Callable[[Tensor], bytes]] = {"float": _encode_float, "png": _encode_png}
-DECODERS: dict[str, Callable[[bytes], Tensor]] = {"float": _decode_float, "png": _decode_png}
-SUFFIXES = {"float": "safetensors", "png": "png"}
