@@ -1,4 +1,4 @@
-"""Reports: segprox report, compare."""
+"""Reports: segprox report, compare, require."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +68,49 @@ def compare(
         check_writable(out_dir)
         with writing_to(out_dir):
             write_tables(tables, out_dir)
+
+
+@app.command("require")
+def require_(
+    folders: RunsArgument,
+    file: Annotated[Path | None, typer.Option(help="A YAML file: a list of requirements.")] = None,
+    withstand: Annotated[str | None, typer.Option(metavar="SIZE", help="A size such as 2/255, with --share.")] = None,
+    share: Annotated[float, typer.Option(help="The share of images that must withstand that size.")] = 0.9,
+    accuracy: Annotated[float | None, typer.Option(help="The least pixel accuracy at --epsilon.")] = None,
+    class_: Annotated[str | None, typer.Option("--class", metavar="NAME", help="A class, with --iou.")] = None,
+    iou: Annotated[float | None, typer.Option(help="The least IoU of that class at --epsilon.")] = None,
+    epsilon: Annotated[str | None, typer.Option(help="The size for --accuracy and --iou, such as 1/255.")] = None,
+) -> None:
+    """Stop a build: say whether finished runs meet requirements, each with its 95 % interval.
+
+    The exit code is 0 if all pass, 3 if one fails, and 4 if there are too few images to tell.
+    """
+    from segprox.report.evaluation import Requirements
+    from segprox.report.requirements import load_requirements, read_requirements
+    from segprox.report.results import load_runs
+    from segprox.report.tables import to_screen
+
+    if (accuracy is not None or iou is not None) and epsilon is None:
+        raise SegproxError("--accuracy and --iou need --epsilon, such as --epsilon 1/255")
+    if (class_ is None) != (iou is None):
+        raise SegproxError("--class and --iou go together, as in --class person --iou 0.4 --epsilon 1/255")
+    given: list[dict[str, object]] = [{"withstand": withstand, "share": share}] if withstand is not None else []
+    given += [{"accuracy": accuracy, "epsilon": epsilon}] if accuracy is not None else []
+    given += [{"class": class_, "iou": iou, "epsilon": epsilon}] if iou is not None else []
+    wanted = load_requirements(file) if file is not None else []
+    wanted += read_requirements(given, "the options") if given else []
+    if not wanted:
+        raise SegproxError("nothing is required: say --withstand 2/255, --accuracy 0.5 --epsilon 1/255, or --file FILE")
+    judged = Requirements(load_runs(folders), wanted)
+    for table in judged.tables:
+        out.print(to_screen(table))
+    if "fail" in judged.outcomes:
+        out.print("The requirements are not met.")
+        raise typer.Exit(3)
+    if not judged.met:
+        out.print("There are too few images to tell: evaluate more, with a higher --limit.")
+        raise typer.Exit(4)
+    out.print("All requirements are met.")
 
 
 def _pairs(loaded: Sequence[list["RunResults"]]) -> "list[tuple[RunResults, RunResults]]":

@@ -2,7 +2,7 @@
 
 import html
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,6 +16,7 @@ from segprox.report.curves import Curve, measure_curve, unbroken_curve
 from segprox.report.findings import smallest
 from segprox.report.groups import Group, attack_labels, group_runs
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
+from segprox.report.requirements import Outcome, Requirement, judge, read_requirements, requirement_table
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
 
@@ -67,6 +68,25 @@ def _to_html(table: Table) -> str:
     return (
         f"<h4>{html.escape(table.title)}</h4><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{notes}"
     )
+
+
+class Requirements(SummaryTable):
+    """Requirements that were judged, as a table; `met` is True if all of them passed."""
+
+    def __init__(self, runs: Sequence[RunResults], requirements: Sequence[Requirement]) -> None:
+        groups = group_runs(runs)
+        self.judged = [judge(requirement, group) for group in groups for requirement in requirements]
+        super().__init__([requirement_table(self.judged)])
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """`pass`, `fail` or `too few images`, one for each line."""
+        return [entry.outcome for entry in self.judged]
+
+    @property
+    def met(self) -> bool:
+        """Whether every requirement passed."""
+        return all(outcome == "pass" for outcome in self.outcomes)
 
 
 class Results(Sequence[RunResults]):
@@ -184,6 +204,21 @@ class Results(Sequence[RunResults]):
         norms = smallest(group.runs.values())
         names = {key: record.image for run in group.runs.values() for key, record in zip(run.by_image, run.records)}
         return {names[key]: norm if norm < group.unit.unbroken else float("inf") for key, norm in norms.items()}
+
+    def require(self, *requirements: Mapping[str, Any]) -> "Requirements":
+        """Judge requirements, each on every model, dataset and goal.
+
+        Args:
+            requirements: mappings such as `{"withstand": "2/255", "share": 0.9}`,
+                `{"accuracy": 0.5, "epsilon": "1/255"}` or `{"class": "person", "iou": 0.4, "epsilon": "1/255"}`.
+
+        Example:
+            >>> import segprox
+            >>> found = segprox.evaluate("demo-standard", "demo", "fmn", limit=2, steps=20, progress=False)
+            >>> found.require({"withstand": "1/255", "share": 0.9}).outcomes
+            ['too few images']
+        """
+        return Requirements(self.runs, read_requirements([dict(entry) for entry in requirements]))
 
     def plot(self, axes: "Axes | None" = None) -> "Axes":
         """Draw the share of images that each attack leaves unbroken against the size of the perturbation."""
