@@ -55,6 +55,7 @@ def print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> Non
     for place, some in groupby(rows, key=lambda row: f"{row[0].model} on {row[0].dataset}"):
         out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
         table = plain_table("attack")
+        table.columns[0].no_wrap = False  # long fields go on below: numbers and headings are never cut
         table.add_column("goal", no_wrap=True)
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
