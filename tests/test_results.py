@@ -13,7 +13,9 @@ import segprox
 from segprox import SegproxError
 from segprox.attacks import Bisection, Palma, Pgd
 from segprox.encoding import DECODERS
+from segprox.report.contents import report_tables
 from segprox.report.evaluation import Results
+from segprox.report.groups import group_runs
 from segprox.run.objects import ItemDataset, describe_entry
 from segprox.run.record import same
 
@@ -319,3 +321,27 @@ def test_a_result_can_be_drawn(attacked):
     assert [axes.get_title().split(",")[0] for axes in figure.axes] == ["original", "perturbation", "adversarial"]
     shown = figure.axes[1].get_images()[0].get_array()
     assert 0 <= shown.min() <= shown.max() <= 1
+
+
+def test_fixed_epsilon_attacks_are_told_in_their_own_terms(segprox_cli, tmp_path):
+    results = segprox.evaluate(
+        "demo-standard", "demo", ["fmn", "fgsm", segprox.make_attack("fgsm", epsilon="2/255")], limit=2,
+        out=tmp_path, progress=False,
+    )  # fmt: skip
+    fixed = results.only(attack="fgsm")
+    assert sorted(run.header["attack"]["epsilon"] for run in fixed) == pytest.approx([2 / 255, 8 / 255])
+    tables = {table.name: table for table in report_tables(group_runs(results.runs))}
+    assert [row[3] for row in tables["summary"].rows] == ["fmn"]
+    assert [row[0] for row in tables["norms-untargeted"].rows] == ["fmn"]
+    by_epsilon = {round(row[6]): row for row in tables["fixed-epsilon"].rows}
+    assert set(by_epsilon) == {2, 8}
+    for epsilon, row in by_epsilon.items():
+        (run,) = (run for run in fixed if run.header["attack"]["epsilon"] == pytest.approx(epsilon / 255))
+        right = sum(sum(record.counts.tp) for record in run.records)
+        assert row[9] == pytest.approx(right / sum(record.counted for record in run.records))
+        assert row[7] == sum(record.found.success for record in run.records) / 2
+    output = segprox_cli("runs", tmp_path)[1]
+    assert f"{by_epsilon[2][9]:.1%} right at 2.0/255" in output
+    assert "255/255   " not in output.split("A median is")[0]
+    assert "What is left within epsilon" in str(results.summary())
+    assert "fixed-epsilon" not in {table.name for table in report_tables(group_runs(results.only(attack="fmn").runs))}

@@ -5,12 +5,15 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from segprox.attacks import FixedEpsilonAttack
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import SegproxError
+from segprox.report.metrics import pixel_accuracy
 from segprox.report.units import Unit
 from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
@@ -21,17 +24,21 @@ from segprox.sizes import median_size
 
 def summary(status: Status) -> str:
     """A run in a line."""
-    middle, broken = _found(status)
-    return f"median {middle}, {broken} broken" + (f", {status.errors} errors" if status.errors else "")
+    found, broken = _found(status)
+    found = found if " right at " in found else f"median {found}"
+    return f"{found}, {broken} broken" + (f", {status.errors} errors" if status.errors else "")
 
 
 def _found(status: Status) -> tuple[str, str]:
-    """The median size, and how many of the attacked images are broken."""
+    """The median size, or what is left within epsilon; and how many of the attacked images are broken."""
     records = [record for record in status.records.values() if isinstance(record, Record)]
     broken = f"{sum(record.found.success for record in records)} of {len(records)}"
     if not records:
         return "-", broken
-    unit = Unit.of(status.store)
+    unit, attack = Unit.of(status.store), status.run.attack.make()
+    if isinstance(attack, FixedEpsilonAttack):  # it does not look for the smallest size
+        left = pixel_accuracy(*(np.array([getattr(r.counts, part) for r in records]) for part in ("tp", "fp", "fn")))
+        return f"{left:.1%} right at {unit.text(attack.epsilon)}", broken
     return unit.text(median_size([*map(unit.counted, records)])), broken
 
 
@@ -41,7 +48,7 @@ def print_statuses(statuses: Sequence[Status]) -> None:
         (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), *_found(status)))
         for status in statuses
     ]
-    print_runs(rows, "images", "errors", "median", "broken")
+    print_runs(rows, "images", "errors", "median, or left", "broken")
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
         "named; an image that was not broken counts as 255/255, or as infinite.",

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from segprox.report.groups import Group, by_norm
+from segprox.attacks.base import Family
+from segprox.report.groups import Group, by_norm, epsilon_of
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
     Interval,
@@ -30,6 +31,7 @@ MEDIAN = (
 )
 ERRORS = "Errors: images that could not be attacked; they are in no other number."
 COMMON = "On the images that all attacks of a group have."
+FAMILIES: tuple[Family, Family] = ("minimal", "fixed-epsilon")
 Lines = tuple[tuple[Value, ...], ...]
 Summaries = dict[tuple[str, str, str], dict[str, Summary]]  # by the names of a group, by attack
 
@@ -40,14 +42,41 @@ def report_tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
-    known = {group.names: {label: summarise(result) for label, result in group.runs.items()} for group in groups}
-    free, aimed = ({g.names: known[g.names] for g in groups if g.targeted == targeted} for targeted in (False, True))
+    # Attacks that stay within epsilon do not look for the smallest perturbation: they are not compared with the others.
+    minimal, fixed = (
+        [chosen for group in groups if (chosen := group.of_family(family)).runs] for family in FAMILIES
+    )  # fmt: skip
+    known, sizes, within = (_summaries(some) for some in (groups, minimal, fixed))
+    free, aimed = ({g.names: sizes[g.names] for g in minimal if g.targeted == targeted} for targeted in (False, True))
     tables = [
-        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, known), _accuracy(known),
-        _rounded(unit, known), _complexity(known), _optimality(groups), _mean_optimality(groups),
-        _head_to_head(groups), _against_best(unit, groups), _runs(groups),
+        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes),
+        _fixed(unit, fixed, within), _accuracy(known), _rounded(unit, sizes), _complexity(known), _optimality(minimal),
+        _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal), _runs(groups),
     ]  # fmt: skip
     return [_named(table, unit) for table in tables if table.rows]
+
+
+def _summaries(groups: Sequence[Group]) -> Summaries:
+    return {group.names: {label: summarise(result) for label, result in group.runs.items()} for group in groups}
+
+
+def _fixed(unit: Unit, groups: Sequence[Group], known: Summaries) -> Table:
+    """What attacks within epsilon leave of a model."""
+    rows = []
+    for group in groups:
+        for label, result in group.runs.items():
+            s, epsilon = known[group.names][label], epsilon_of(result)
+            assert epsilon is not None  # that is how these groups were made
+            left = (s.accuracy, s.attacked_accuracy, s.miou, s.attacked_miou)
+            rows.append((*group.names, label, s.images, s.errors, epsilon * unit.factor, s.success_rate, *left))
+    columns = [
+        Column("epsilon", ".2f"), Column("broken", ".1%", "max"), Column("clean accuracy", ".2%"),
+        Column("accuracy left", ".2%", "min"), Column("clean mIoU", ".2%"), Column("mIoU left", ".2%", "min"),
+    ]  # fmt: skip
+    note = (
+        f"Epsilon is {unit.name}. Broken: the share of images on which the attack reached the threshold within epsilon."
+    )
+    return _table("fixed-epsilon", "What is left within epsilon", columns, tuple(rows), note, ERRORS)
 
 
 def _named(table: Table, unit: Unit) -> Table:

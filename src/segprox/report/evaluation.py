@@ -154,7 +154,9 @@ class Results(Sequence[RunResults]):
     def summary(self) -> SummaryTable:
         """What each attack found, and what is left of the model: tables that print, and render in notebooks."""
         tables = report_tables(group_runs(self.runs))
-        return SummaryTable([table for table in tables if table.name.startswith(("summary", "accuracy"))])
+        return SummaryTable(
+            [table for table in tables if table.name.startswith(("summary", "fixed-epsilon", "accuracy"))]
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each image and attack, as plain data; sizes are in units of the image's range, [0, 1]."""

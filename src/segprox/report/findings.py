@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from segprox.errors import SegproxError
 from segprox.norms import NormName
-from segprox.report.groups import Group
+from segprox.report.groups import Group, epsilon_of
 from segprox.report.results import RunResults, Sizes
 from segprox.report.statistics import common_norms
 from segprox.report.units import Unit
@@ -68,18 +67,6 @@ def smallest(results: Iterable[RunResults]) -> dict[Image, float]:
 def verdicts(groups: Sequence[Group]) -> list[Verdict]:
     """One per group that has a record."""
     return [_verdict(group) for group in groups if group.attacked]
-
-
-def epsilon_of(result: RunResults) -> float | None:
-    """The size that an attack stays within by design; none for attacks that look for the smallest change.
-
-    An attack of a later segprox, which cannot be made here, is taken for one of those.
-    """
-    try:
-        attack = result.run.attack.make()
-    except SegproxError:
-        return None
-    return None if attack.family == "minimal" else float(getattr(attack, "epsilon", 0.0))
 
 
 def _verdict(group: Group) -> Verdict:

@@ -1,11 +1,14 @@
 """Runs that may be compared with each other, and what to call them."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from segprox.attacks.base import Family
+from segprox.errors import SegproxError
 from segprox.norms import NormName
 from segprox.report.results import RunResults
 from segprox.report.units import Unit
@@ -44,10 +47,27 @@ class Group:
         """What it is, for tables, of which each has one norm."""
         return self.model, self.dataset, self.goal
 
+    def of_family(self, family: Family) -> "Group":
+        """The same with its minimal or its fixed-epsilon attacks only."""
+        chosen = {label: run for label, run in self.runs.items() if (epsilon_of(run) is None) == (family == "minimal")}
+        return dataclasses.replace(self, runs=chosen)
+
     @property
     def attacked(self) -> dict[str, RunResults]:
         """The runs with at least one record."""
         return {label: result for label, result in self.runs.items() if result.records}
+
+
+def epsilon_of(result: RunResults) -> float | None:
+    """The size that an attack stays within by design; none for attacks that look for the smallest change.
+
+    An attack of a later segprox, which cannot be made here, is taken for one of those.
+    """
+    try:
+        attack = result.run.attack.make()
+    except SegproxError:
+        return None
+    return None if attack.family == "minimal" else float(getattr(attack, "epsilon", 0.0))
 
 
 def group_runs(results: Sequence[RunResults]) -> list[Group]:
