@@ -262,7 +262,8 @@ def test_attacks_are_ranked(tmp_path):
 
 def test_fixed_epsilon_attacks_are_judged_within_epsilon(tmp_path):
     write_run(tmp_path, [scene_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
-    write_run(tmp_path, [scene_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd")
+    header = HEADER | {"family": "fixed-epsilon", "attack": {"class": "Pgd", "epsilon": 8 / 255}}
+    write_run(tmp_path, [scene_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd", header=header)
     texts, (verdict,) = said(tmp_path)
     assert any(text.startswith("pgd stays within 8.0/255") for text in texts)
     assert any(text.startswith("pgd did not break 1 of the 1 image that") for text in texts)

@@ -81,6 +81,9 @@ def test_a_file_serves_the_command_line_specs_and_worker_processes(script, tmp_p
     assert (done.returncode, done.stderr) == (0, "")
     names = {store.run.attack.name: [record.forwards for record in store.records()] for store in stores(out)}
     assert names == {"halving": [6], "pgd": [3]}
+    listed = run("runs", out)  # what was found can be read by those who do not have the plugin
+    assert (listed.returncode, "halving" in listed.stdout, "right at 8.0/255" in listed.stdout) == (0, True, True)
+    assert run("report", out, "--out", tmp_path / "report").returncode == 0
     assert "halving" not in run("list", "attacks").stdout
     shown = run("list", "attacks", **{VARIABLE: str(script)}).stdout
     assert re.search(r"halving\s+linf\s+6\s+5\s+Noise that is halved after every success\. \(no\s+publication\)", shown)

@@ -9,7 +9,6 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from segprox.attacks import FixedEpsilonAttack
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import SegproxError
@@ -35,10 +34,10 @@ def _found(status: Status) -> tuple[str, str]:
     broken = f"{sum(record.found.success for record in records)} of {len(records)}"
     if not records:
         return "-", broken
-    unit, attack = Unit.of(status.store), status.run.attack.make()
-    if isinstance(attack, FixedEpsilonAttack):  # it does not look for the smallest size
+    unit, header = Unit.of(status.store), status.store.header
+    if header.get("family") == "fixed-epsilon":  # it does not look for the smallest size
         left = pixel_accuracy(*(np.array([getattr(r.counts, part) for r in records]) for part in ("tp", "fp", "fn")))
-        return f"{left:.1%} right at {unit.text(attack.epsilon)}", broken
+        return f"{left:.1%} right at {unit.text(header['attack']['epsilon'])}", broken
     return unit.text(median_size([*map(unit.counted, records)])), broken
 
 

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from segprox.attacks.base import Family
-from segprox.errors import SegproxError
 from segprox.norms import NormName
 from segprox.report.results import RunResults
 from segprox.report.units import Unit
@@ -59,15 +58,9 @@ class Group:
 
 
 def epsilon_of(result: RunResults) -> float | None:
-    """The size that an attack stays within by design; none for attacks that look for the smallest change.
-
-    An attack of a later segprox, which cannot be made here, is taken for one of those.
-    """
-    try:
-        attack = result.run.attack.make()
-    except SegproxError:
-        return None
-    return None if attack.family == "minimal" else float(getattr(attack, "epsilon", 0.0))
+    """The size that an attack stays within by design; none for attacks that look for the smallest change."""
+    header = result.header
+    return float(header["attack"]["epsilon"]) if header.get("family") == "fixed-epsilon" else None
 
 
 def group_runs(results: Sequence[RunResults]) -> list[Group]:

@@ -160,6 +160,7 @@ def about(run: Run) -> dict[str, Any]:
         "labels": "true" if data.labelled else "the model's own clean prediction",
         "images": len(data),
         "norm": attack.norm,
+        "family": attack.family,
         "attack": attack.described(),
         "cost": {"forwards": cost.forwards, "backwards": cost.backwards},
         "environment": environment(),
