@@ -15,7 +15,7 @@ from segprox import SegproxError
 from segprox.run.engines import Local, Processes, Ray
 from segprox.run.plan import AttackEntry, Run
 from segprox.run.record import ImageError, Record, same
-from segprox.run.worker import DEADLY, Task
+from segprox.run.worker import WORKER_DIED, Task
 
 ATTACKS = (AttackEntry(name="fmn", set={"steps": 5}), AttackEntry(name="pgd", set={"steps": 3}))
 # Codes of images, in the red of their first pixel: 10 does nothing, 20 stops a while, 30 kills, 40 kills once.
@@ -120,7 +120,7 @@ def test_other_processes_give_the_same_and_are_replaced_when_they_die(expected, 
     assert len(found) == 4
     deadly = found.pop(("fmn", "1-30"))
     assert isinstance(deadly, ImageError)
-    assert deadly.reason == DEADLY
+    assert deadly.reason == WORKER_DIED
     assert all(isinstance(record, Record) for record in found.values())  # also the one beside the deadly one
     assert (tmp_path / "seen").read_text().split().count("30") == 3
 

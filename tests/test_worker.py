@@ -17,7 +17,7 @@ from segprox.encoding import to_bytes
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import decode_preview
 from segprox.run.record import ImageError, Record, same, weights_digest
-from segprox.run.worker import DEADLY, Task, Worker, image_error, prepare
+from segprox.run.worker import WORKER_DIED, Task, Worker, image_error, prepare
 
 STEPS = {"steps": 4}
 
@@ -296,7 +296,7 @@ def test_known_images_are_not_attacked(batch_sizes):
 def test_an_image_that_killed_its_workers_is_not_even_looked_at(folder, batch_sizes):
     name = network(folder, "raise AssertionError('looked at')")
     run = a_run(model=name, dataset=f"folder:{folder}?classes=8")
-    (result,) = work(run, [0], {"0": image_error("0", DEADLY).key})
+    (result,) = work(run, [0], {"0": image_error("0", WORKER_DIED).key})
     assert result.record is None
     (result,) = work(run, [0])
     assert result.record.reason == "AssertionError: looked at"

@@ -144,7 +144,7 @@ def make_attack(name: str, **options: Any) -> Attack:
     outer = {option: options.pop(option) for option in BISECTION_FIELDS if entry.bisected and option in options}
     try:
         attack = entry.cls(**{**entry.fields, **options})
-        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  #  fixed-epsilon one
+        return Bisection(attack=attack, **outer) if entry.bisected else attack  # type: ignore[arg-type]  # a fixed-epsilon one
     except ValidationError as error:
         raise refusal(error, name) from None
 

@@ -217,7 +217,7 @@ def sign_test(larger: int, smaller: int) -> float:
     tosses = larger + smaller
     ways = tail = 1
     for k in range(min(larger, smaller)):
-        ways = ways * (tosses - k) // (k + 1)  # comb(tosses, k + 1), without starting anew each time
+        ways = ways * (tosses - k) // (k + 1)  # comb(tosses, k + 1), without computing it from the start each time
         tail += ways
     return float(min(1.0, 2 * tail / 2**tosses))
 

@@ -90,13 +90,15 @@ def _eval_mode(model: nn.Module) -> Check:
     training = {
         name or "the network": module for name, module in network.named_modules() if module.training or name in before
     }
-    fickle = [f"{name} ({type(module).__name__})" for name, module in training.items() if _is_fickle(module)]
+    affected = [
+        f"{name} ({type(module).__name__})" for name, module in training.items() if _differs_in_training(module)
+    ]
     name = "eval mode"
-    if fickle:
+    if affected:
         return Check(
             name,
             "red",
-            f"train mode in {len(fickle)} of the batch norm and dropout layers, first in {fickle[0]}: segprox uses "
+            f"train mode in {len(affected)} of the batch norm and dropout layers, first in {affected[0]}: segprox uses "
             "eval mode itself, but figures made elsewhere with this model may not; call model.eval()",
         )
     if training:
@@ -106,7 +108,7 @@ def _eval_mode(model: nn.Module) -> Check:
     return Check(name, "green", f"all {len(list(network.modules()))} layers are in eval mode")
 
 
-def _is_fickle(module: nn.Module) -> bool:
+def _differs_in_training(module: nn.Module) -> bool:
     # By name too: stochastic depth and its like (DropPath, DropBlock) are classes of their libraries.
     known = nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd
     return isinstance(module, known) or "drop" in type(module).__name__.lower()

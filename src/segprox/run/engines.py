@@ -19,7 +19,7 @@ from segprox.errors import SegproxError
 from segprox.optional import require
 from segprox.registry import VARIABLE
 from segprox.run.execution import Execution
-from segprox.run.worker import ATTEMPTS, DEADLY, Result, Task, Worker, image_error, open_dataset
+from segprox.run.worker import ATTEMPTS, WORKER_DIED, Result, Task, Worker, image_error, open_dataset
 
 Engine = Callable[[Sequence[Task]], Iterator[tuple[Task, list[Result]]]]  # tasks in any order, each with its results
 
@@ -165,7 +165,7 @@ def _one_by_one(task: Task, attempt: int) -> list[tuple[Task, int]]:
 def died(task: Task) -> list[Result]:
     """What is recorded of images whose worker died again and again."""
     names = open_dataset(task.run.dataset).names
-    return [Result(names[i], image_error(names[i], DEADLY)) for i in task.indices]
+    return [Result(names[i], image_error(names[i], WORKER_DIED)) for i in task.indices]
 
 
 @dataclass(frozen=True)

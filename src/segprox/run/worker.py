@@ -26,7 +26,7 @@ from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, di
 
 MODELS_KEPT = 1  # loaded at a time: a GPU may not hold two
 ATTEMPTS = 3  # after which an image that kills its workers is recorded as an error
-DEADLY = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
+WORKER_DIED = f"the worker died {ATTEMPTS} times while it attacked this image; the system may have run out of memory"
 
 
 class Task(NamedTuple):
@@ -172,7 +172,7 @@ class Worker:
         for index in task.indices:
             name = prepared.data.names[index]
             known = task.known.get(name)
-            if known == image_error(name, DEADLY).key:  # not even to be looked at
+            if known == image_error(name, WORKER_DIED).key:  # not even to be looked at
                 results.append(Result(name, None))
                 continue
             key = None
