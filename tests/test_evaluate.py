@@ -20,6 +20,7 @@ from segprox import SegproxError
 from segprox import __version__ as version
 from segprox.attacks import Fmn, make_attack
 from segprox.models.demo import StreetNet
+from segprox.run import worker
 from segprox.run.engines import Local
 from segprox.run.evaluate import Evaluation, estimate
 from segprox.run.execution import Execution
@@ -454,6 +455,16 @@ def test_models_that_are_not_what_they_should_be_are_refused_early(tmp_path):
                                      "torch.nn.Conv2d(3, 8, 1), torch.nn.Softmax(1))")  # fmt: skip
     with pytest.raises(SegproxError, match="seems to return probabilities"):
         Evaluation([a_run(model=f"python:{tmp_path}/net.py:net")], tmp_path).validate()
+
+
+def test_every_device_is_checked_and_a_model_read_once(tmp_path, monkeypatch):
+    built, build = [], worker.build_model
+    monkeypatch.setattr(worker, "build_model", lambda *arguments: built.append(1) or build(*arguments))
+    forget_models()
+    Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cpu", "cpu"))).validate()
+    assert built == [1]
+    with pytest.raises(SegproxError, match="device 'cuda:77' cannot be used"):
+        Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cuda:77"))).validate()
 
 
 def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path, folder):

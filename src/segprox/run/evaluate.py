@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -123,8 +123,9 @@ class Evaluation:
 
     def _check_model(self, run: Run) -> None:
         """Whether a model can be loaded, and its devices used."""
-        for device in self.execution.devices or (None,):
-            prepare_model(run, self.execution, device).options.check_device()
+        options = prepare_model(run, self.execution).options
+        for device in self.execution.devices or (options.device,):
+            replace(options, device=device).check_device()
 
     def _check_pair(self, run: Run) -> None:
         """Whether a model and a dataset go together."""
@@ -135,7 +136,7 @@ class Evaluation:
             return  # an unreadable image is recorded when its turn comes
         try:
             with torch.no_grad():
-                outputs = model(sample.image[None]).shape[1]
+                outputs = model(sample.image[None].to(model.device)).shape[1]
         except SegproxError:  # the model is not what it should be
             raise
         except Exception:  # an image that the model cannot take, or has no memory for, is recorded in its turn as well
