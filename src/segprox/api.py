@@ -193,8 +193,7 @@ def evaluate(
         )  # fmt: skip
         evaluation = Evaluation(runs, where, execution, retry_errors)
         evaluation.validate()
-        for _ in follow(evaluation, choose_engine(execution), progress):
-            pass
+        follow(evaluation, choose_engine(execution), progress)
         return Results(load_runs([where / run.folder for run in runs]))
 
 

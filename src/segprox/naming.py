@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
@@ -59,6 +60,19 @@ def checked(make: Callable[..., T], what: str, **options: Any) -> T:
         return make(**options)
     except ValidationError as error:
         raise refusal(error, what) from None
+
+
+def read_fraction(value: Any) -> Any:
+    """A number from "8/255" as people write it; anything else is left to whoever checks it.
+
+    Example:
+        >>> read_fraction("1/4"), read_fraction("0.25"), read_fraction(0.25)
+        (0.25, '0.25', 0.25)
+    """
+    try:
+        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) and "/" in value else value
+    except (ValueError, ZeroDivisionError):
+        return value
 
 
 def refusal(error: ValidationError, what: str) -> SegproxError:

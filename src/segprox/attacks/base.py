@@ -4,7 +4,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from segprox.best import Keep
 from segprox.errors import SegproxError
 from segprox.models.segmenter import Segmenter, restored
+from segprox.naming import read_fraction
 from segprox.norms import NormName, project
 from segprox.problem import Problem
 from segprox.result import AttackResult
@@ -176,14 +176,6 @@ class ProgressReporter:
             self.callback(Progress(self.iteration, query.norm, query.apsr, details))
 
 
-def _fraction(value: Any) -> Any:
-    """Reads "8/255" as people write it."""
-    try:
-        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) and "/" in value else value
-    except (ValueError, ZeroDivisionError):
-        return value
-
-
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class FixedEpsilonAttack(Attack):
     """An attack that does the most damage within a given distance, epsilon.
@@ -201,7 +193,7 @@ class FixedEpsilonAttack(Attack):
     epsilon: Annotated[
         float,
         Field(gt=0, description="epsilon: the largest perturbation, as 0.03 or 8/255"),
-        BeforeValidator(_fraction),
+        BeforeValidator(read_fraction),
     ] = 8 / 255
     norm: Annotated[Literal["linf", "l2"], Field(description="how perturbations are measured")] = "linf"
 

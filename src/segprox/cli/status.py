@@ -24,8 +24,9 @@ from segprox.sizes import median_size
 def summary(status: Status) -> str:
     """A run in a line."""
     found, broken = _found(status)
-    found = found if " right at " in found else f"median {found}"
-    return f"{found}, {broken} broken" + (f", {status.errors} errors" if status.errors else "")
+    return f"{'' if _within_epsilon(status) else 'median '}{found}, {broken} broken" + (
+        f", {status.errors} errors" if status.errors else ""
+    )
 
 
 def _found(status: Status) -> tuple[str, str]:
@@ -34,11 +35,16 @@ def _found(status: Status) -> tuple[str, str]:
     broken = f"{sum(record.found.success for record in records)} of {len(records)}"
     if not records:
         return "-", broken
-    unit, header = Unit.of(status.store), status.store.header
-    if header.get("family") == "fixed-epsilon":  # it does not look for the smallest size
+    unit = Unit.of(status.store)
+    if _within_epsilon(status):  # such an attack does not look for the smallest size
         left = pixel_accuracy(*(np.array([getattr(r.counts, part) for r in records]) for part in ("tp", "fp", "fn")))
-        return f"{left:.1%} right at {unit.text(header['attack']['epsilon'])}", broken
+        return f"{left:.1%} right at {unit.text(status.store.header['attack']['epsilon'])}", broken
     return unit.text(median_size([*map(unit.counted, records)])), broken
+
+
+def _within_epsilon(status: Status) -> bool:
+    """Whether a run with records is that of a fixed-epsilon attack."""
+    return bool(status.records) and status.store.header.get("family") == "fixed-epsilon"
 
 
 def print_statuses(statuses: Sequence[Status]) -> None:

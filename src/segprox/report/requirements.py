@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import nan, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from segprox.errors import SegproxError
+from segprox.naming import read_fraction
 from segprox.report.findings import smallest
 from segprox.report.groups import Group
 from segprox.report.metrics import pixel_accuracy
@@ -25,15 +25,7 @@ NORMAL = 1.959964  # the 97.5 % point of the normal distribution
 FIELDS = ConfigDict(extra="forbid")
 
 
-def _size(value: Any) -> Any:
-    """Reads "2/255"."""
-    try:
-        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) else value
-    except (ValueError, ZeroDivisionError):
-        return value
-
-
-Size = Annotated[float, Field(gt=0), BeforeValidator(_size)]
+Size = Annotated[float, Field(gt=0), BeforeValidator(read_fraction)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
