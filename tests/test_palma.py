@@ -159,7 +159,8 @@ def test_the_penalty_has_the_derivative_it_says():
     d = torch.linspace(-2, 2, 24, dtype=torch.float64).view(2, 3, 4)
     penalty = Penalty(torch.rand(2, 3, 4, dtype=torch.float64), torch.tensor([0.1, 0.7]).double().view(2, 1, 1))
     direction, h = torch.randn(2, 3, 4, dtype=torch.float64), 1e-6
-    numeric = (penalty.value(d + h * direction) - penalty.value(d - h * direction)) / (2 * h)
+    change = penalty.values(d + h * direction) - penalty.values(d - h * direction)
+    numeric = change.flatten(1).sum(1) / (2 * h)
     torch.testing.assert_close((penalty.derivative(d) * direction).sum((1, 2)), numeric, rtol=1e-6, atol=1e-8)
 
 

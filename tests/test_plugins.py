@@ -37,7 +37,7 @@ class Halving(segprox.MinimalAttack):
 
 @segprox.register_objective("lead")
 def lead(query, problem, progress):
-    values, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+    values, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
     return segprox.Loss(-values, lambda weights: pullback(-weights))
 """
 SPEC = """

@@ -9,7 +9,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from segprox.attacks import Attack, Callback, make_attack
-from segprox.data import Dataset
+from segprox.data import UNTARGETED, Dataset
 from segprox.errors import SegproxError
 from segprox.naming import checked
 from segprox.report.evaluation import Results
@@ -19,7 +19,7 @@ from segprox.run.engines import choose_engine
 from segprox.run.evaluate import Evaluation
 from segprox.run.execution import Execution
 from segprox.run.objects import describe_entry, named_dataset, named_model
-from segprox.run.plan import UNTARGETED, AttackEntry, Grid, SaveFormat, Settings, Spec
+from segprox.run.plan import AttackEntry, Grid, SaveFormat, Settings, Spec
 from segprox.run.progress import follow
 
 
@@ -33,7 +33,9 @@ def attack(
     target: Tensor | int | None = None,
     ignore: Iterable[int] = (255,),
     mask: Tensor | None = None,
+    protect: Tensor | None = None,
     threshold: float = 0.99,
+    protect_threshold: float | None = None,
     seed: int = 0,
     callback: Callback | None = None,
     max_queries: int | None = None,
@@ -58,7 +60,9 @@ def attack(
     target: Tensor | int | None = None,
     ignore: Iterable[int] = (255,),
     mask: Tensor | None = None,
+    protect: Tensor | None = None,
     threshold: float = 0.99,
+    protect_threshold: float | None = None,
     seed: int = 0,
     callback: Callback | None = None,
     max_queries: int | None = None,
@@ -76,7 +80,9 @@ def attack(
         target: attack towards this class or label map instead of away from `labels`.
         ignore: label values of pixels that do not count.
         mask: True where a pixel counts, `[B, H, W]`.
-        threshold: the share of counted pixels that makes a success.
+        protect: True where a pixel shall stay what `labels` say, `[B, H, W]`; the other pixels that count are attacked.
+        threshold: the share of attacked pixels that makes a success.
+        protect_threshold: the share of protected pixels that a success needs as well; `threshold` if left out.
         seed: of random starts; an image gets the same ones in any batch.
         callback: called with a `Progress` at every iteration.
         max_queries: the most forwards plus backwards of an image; the attack's own number if left out.
@@ -100,8 +106,8 @@ def attack(
         each = [_choose(attack, options if epsilon is None else options | {"epsilon": epsilon})]
     found = [
         chosen(
-            model, images, labels, target=target, ignore=ignore, mask=mask, threshold=threshold, seed=seed,
-            callback=callback, max_queries=max_queries,
+            model, images, labels, target=target, ignore=ignore, mask=mask, protect=protect, threshold=threshold,
+            protect_threshold=protect_threshold, seed=seed, callback=callback, max_queries=max_queries,
         )
         for chosen in each
     ]  # fmt: skip
@@ -145,7 +151,8 @@ def evaluate(
         dataset: a name (`segprox.list_datasets()`), a `Dataset`, or any sequence or iterable of (image, label), such as
             a torch dataset or data loader; images are floats in [0, 1] `[3, H, W]`, labels integers `[H, W]`.
         attacks: names or attacks, one or several.
-        goals: `untargeted`, or targets as `segprox target` takes them; one or several.
+        goals: `untargeted`, or targets as `segprox target` takes them, with regions such as
+            `untargeted?only=person&protect=rest`; one or several.
         limit: how many images; all if left out.
         threshold: the share of pixels that makes a success.
         seed: of random starts.

@@ -1,6 +1,7 @@
 """What an attack is to achieve for a batch of images, and when it has achieved it."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,7 +48,8 @@ class Problem:
     """Images, what their pixels are or shall become, and which pixels count.
 
     Build one with `Problem.build`. `labels` are true labels (the attack wants every counted pixel to be anything else)
-    or, when `targeted`, the labels the attack wants to see.
+    or, when `targeted`, the labels the attack wants to see. Counted pixels are attacked, unless they are `protected`:
+    these are to be what their label says. A success needs a share of either kind.
 
     Example:
         >>> import torch, segprox
@@ -64,8 +66,10 @@ class Problem:
     labels: Tensor  # y or t: int64 [B, H, W]; 0 where masked, so that it can index logits
     mask: Tensor  # m: bool [B, H, W], the pixels that count
     targeted: bool = False
-    threshold: float = 0.99  # nu: the share of counted pixels that makes a success
+    threshold: float = 0.99  # nu: the share of attacked pixels that makes a success
     seed: int = 0  # of random starts
+    protected: Tensor | None = None  # bool [B, H, W]: counted pixels that shall be their label; the others are attacked
+    protect_threshold: float = 0.99  # the share of protected pixels that a success needs
 
     @classmethod
     def build(
@@ -76,7 +80,9 @@ class Problem:
         target: Tensor | int | None = None,
         ignore: Iterable[int] = (255,),
         mask: Tensor | None = None,
+        protect: Tensor | None = None,
         threshold: float = 0.99,
+        protect_threshold: float | None = None,
         seed: int = 0,
     ) -> "Problem":
         """Check the input and work out the mask.
@@ -88,14 +94,20 @@ class Problem:
                 true label is to be ignored stay masked, and so do pixels that the target map marks to be ignored.
             ignore: label values of pixels that do not count.
             mask: True where a pixel counts; combined with `ignore`.
-            threshold: nu, the share of counted pixels that must be wrong (or on target) for a success.
+            protect: True where a pixel shall be what `labels` say, whatever becomes of the others.
+            threshold: nu, the share of attacked pixels that must be wrong (or on target) for a success.
+            protect_threshold: the share of protected pixels that must be right for it; `threshold` if left out.
             seed: of random starts; an image gets the same ones in any batch.
         """
         if images.ndim != 4:
             raise SegproxError(f"images must have shape [batch, channels, height, width] but have {list(images.shape)}")
         check_range(images)
-        if not 0 < threshold <= 1:
-            raise SegproxError(f"threshold must lie in (0, 1] but is {threshold}")
+        protect_threshold = threshold if protect_threshold is None else protect_threshold
+        for name, share in (("threshold", threshold), ("protect_threshold", protect_threshold)):
+            if not 0 < share <= 1:
+                raise SegproxError(f"{name} must lie in (0, 1] but is {share}")
+        if protect is not None and labels is None:
+            raise SegproxError("protected pixels need labels, which they are to be")
         if labels is None and target is None:
             raise SegproxError("an attack needs labels (to make them wrong) or a target (to reach it)")
         size = (len(images), *images.shape[2:])
@@ -111,6 +123,9 @@ class Problem:
             wanted = torch.full(size, wanted, device=images.device)
         assert wanted is not None
         wanted = _plane("labels", wanted, size, images.device).long()
+        if protect is not None and labels is not None:
+            protect = _plane("protect", protect, size, images.device).bool() & counted
+            wanted = torch.where(protect, _plane("labels", labels, size, images.device), wanted)
         return cls(
             images=images.detach().clamp(0, 1),
             labels=torch.where(counted, wanted, 0),
@@ -118,6 +133,8 @@ class Problem:
             targeted=target is not None,
             threshold=threshold,
             seed=seed,
+            protected=protect,
+            protect_threshold=protect_threshold,
         )
 
     def __len__(self) -> int:
@@ -128,6 +145,34 @@ class Problem:
         """How many pixels of each image count, int64 `[B]`."""
         return self.mask.flatten(1).sum(1)
 
+    @property
+    def wanted(self) -> bool | Tensor:
+        """Whether pixels shall become their label rather than anything else; if they differ, bool `[B, H, W]`."""
+        return True if self.targeted else False if self.protected is None else self.protected
+
+    @cached_property
+    def attacked(self) -> Tensor:
+        """The counted pixels that are not protected, bool `[B, H, W]`."""
+        return self.mask if self.protected is None else self.mask & ~self.protected
+
+    @cached_property
+    def attacked_count(self) -> Tensor:
+        """How many pixels of each image are attacked, int64 `[B]`."""
+        return self.counted if self.protected is None else self.attacked.flatten(1).sum(1)
+
+    @cached_property
+    def attackable(self) -> Tensor:
+        """Which images have a pixel to attack, bool `[B]`."""
+        return self.attacked_count > 0
+
+    @cached_property
+    def _balance(self) -> Tensor:
+        """Weights of mean 1 of pixels, `[B, H, W]`, such that attacked and protected ones weigh the same."""
+        sizes = torch.stack([self.attacked_count, self.counted - self.attacked_count])
+        there = (sizes > 0).sum(0)  # an image may have pixels of one kind only
+        attacked, protected = (self.counted / (there * sizes).clamp(min=1)).to(self.images.dtype).view(2, -1, 1, 1)
+        return torch.where(self.attacked, attacked, protected)
+
     @classmethod
     def join(cls, problems: Sequence["Problem"]) -> "Problem":
         """Problems of images of one size as one; threshold, seed and kind must be the same."""
@@ -136,11 +181,13 @@ class Problem:
             images=torch.cat([problem.images for problem in problems]),
             labels=torch.cat([problem.labels for problem in problems]),
             mask=torch.cat([problem.mask for problem in problems]),
+            protected=_join([problem.protected for problem in problems]),
         )
 
     def select(self, indices: list[int]) -> "Problem":
         """The problem of some of the images."""
-        return replace(self, images=self.images[indices], labels=self.labels[indices], mask=self.mask[indices])
+        chosen = {name: getattr(self, name)[indices] for name in ("images", "labels", "mask")}
+        return replace(self, **chosen, protected=None if self.protected is None else self.protected[indices])
 
     def check_classes(self, num_classes: int) -> None:
         """Refuse labels that the model cannot output."""
@@ -159,10 +206,13 @@ class Problem:
         predicted = predictions(logits)
         if self.targeted:
             return (predicted == self.labels) & self.mask
-        return (predicted != self.labels) & (predicted < logits.shape[1]) & self.mask
+        wrong = (predicted != self.labels) & (predicted < logits.shape[1])
+        if self.protected is not None:
+            wrong = torch.where(self.protected, predicted == self.labels, wrong)
+        return wrong & self.mask
 
     def apsr(self, logits: Tensor) -> Tensor:
-        """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel counts."""
+        """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel is attacked."""
         return self.rate(self.satisfied(logits))
 
     def generators(self) -> list[torch.Generator]:
@@ -181,18 +231,61 @@ class Problem:
         """The weight of each pixel in a mean over its image's counted pixels, `[B, H, W]`."""
         return self.mask.to(dtype) / self.counted.clamp(min=1).view(-1, 1, 1)
 
+    def balanced(self, values: Tensor) -> Tensor:
+        """Values per pixel, `[B, H, W]` or `[B, K, H, W]`, weighted so that a small region is not drowned by the rest.
+
+        Where there are protected pixels, these and the attacked ones then have the same weight as a whole.
+        """
+        if self.protected is None:
+            return values
+        return values * (self._balance if values.ndim == 3 else self._balance.unsqueeze(1))
+
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` `[B, H, W]` over each image's counted pixels, `[B]`; 0 if none counts."""
-        total = per_image(torch.sum, torch.where(self.mask, values, 0))
+        """The mean of `values` `[B, H, W]` over each image's counted pixels, balanced, `[B]`; 0 if none counts."""
+        total = per_image(torch.sum, self.balanced(torch.where(self.mask, values, 0)))
         return total / self.counted.clamp(min=1)
 
     def rate(self, pixels: Tensor) -> Tensor:
-        """The share of counted pixels among which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`."""
-        return (pixels & self.mask).flatten(1).sum(1).double() / self.counted.clamp(min=1)
+        """The share of attacked pixels at which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`.
+
+        Where there are protected pixels: the smaller of their share and that of the attacked ones. Their share is
+        scaled such that it reaches `threshold` when it is `protect_threshold`.
+        """
+        if self.protected is None:
+            return _share(pixels & self.mask, self.counted)
+        attacked, protected = self._shares(pixels)
+        least = attacked.minimum(_rescaled(protected, self.protect_threshold, self.threshold))
+        return torch.where(self.counted > self.attacked_count, least, attacked)
+
+    def rates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The shares of attacked and of protected pixels that are as the attack wants them, float64 `[B]` each."""
+        return self._shares(self.satisfied(logits))
+
+    def _shares(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        attacked, others = pixels & self.attacked, pixels & self.mask & ~self.attacked
+        return _share(attacked, self.attacked_count), _share(others, self.counted - self.attacked_count)
 
     def succeeded(self, apsr: Tensor) -> Tensor:
-        """Which images are successes at this APSR, bool `[B]`; an image without counted pixels never is one."""
-        return (apsr >= self.threshold) & (self.counted > 0)
+        """Which images are successes at this APSR, bool `[B]`; an image without attacked pixels never is one."""
+        return (apsr >= self.threshold) & self.attackable
+
+
+def _share(pixels: Tensor, count: Tensor) -> Tensor:
+    return pixels.flatten(1).sum(1).double() / count.clamp(min=1)
+
+
+def _rescaled(share: Tensor, old: float, new: float) -> Tensor:
+    """Shares such that those below the threshold `old` are below `new`, and the others are not; 0 and 1 stay."""
+    if old == new:
+        return share
+    below = (share * (new / old)).clamp(max=math.nextafter(new, 0))
+    above = (new + (share - old) * ((1 - new) / (1 - old) if old < 1 else 0)).clamp(min=new)
+    return torch.where(share < old, below, torch.where(share == 1, 1.0, above))
+
+
+def _join(masks: Sequence[Tensor | None]) -> Tensor | None:
+    known = [mask for mask in masks if mask is not None]
+    return torch.cat(known) if known else None
 
 
 def _plane(name: str, value: Tensor, size: tuple[int, ...], device: torch.device) -> Tensor:

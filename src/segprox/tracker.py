@@ -31,12 +31,14 @@ class Query:
     def gradient(self, cotangent: Tensor) -> Tensor:
         """Pull a gradient with respect to the logits `[B, K, H, W]` back to the images `[B, C, H, W]`.
 
-        Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it.
+        Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it. Where
+        some pixels are protected, these and the attacked ones weigh the same: see `Problem.balanced`.
         """
         allowed = self._tracker.affordable(self._asked)
         if not self._outputs.requires_grad:  # nobody could afford to ask
             return torch.zeros_like(self._images)
         self._tracker.count(backwards=allowed)
+        cotangent = self._tracker.problem.balanced(cotangent)
         (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
         if self._tracker.max_queries is not None:
             gradient *= allowed.view(-1, 1, 1, 1)
@@ -249,7 +251,7 @@ class Tracker:
         if self.model.autocast is not None or self.max_queries is not None:
             # In low precision only successes are verified already; else all that was seen is.
             unknown = best.unseen if self.model.autocast is None else ~best.success
-            affordable = unknown & (best.unseen | ~self._exhausted()) & (self.problem.counted > 0)
+            affordable = unknown & (best.unseen | ~self._exhausted()) & self.problem.attackable
             best.apsr = self._verified(best.images, torch.where(unknown, 0.0, best.apsr), affordable)
             best.success = best.success | self.problem.succeeded(best.apsr)
             self._note()

@@ -65,7 +65,7 @@ class Alma(MinimalAttack):
             report(query, step_size=step_size, multiplier=problem.mean(mu))
             if t == self.steps:
                 return
-            d, pullback = dlr_plus(query.logits, problem.labels, targeted=problem.targeted, tolerance=self.tolerance)
+            d, pullback = dlr_plus(query.logits, problem.labels, targeted=problem.wanted, tolerance=self.tolerance)
             d.nan_to_num_(nan=0.0)
             kept = masking(d, t)
             rho.update(t, d, kept)

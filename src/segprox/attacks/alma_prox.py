@@ -100,7 +100,7 @@ class AlmaProx(MinimalAttack):
         for t in range(1, steps + 1):
             query = tracker.query((x + delta).clamp_(0, 1))  # line 3; the clamp undoes rounding only
             d, pullback = dlr_plus(  # line 4
-                query.logits, problem.labels, targeted=problem.targeted, tolerance=self.tolerance
+                query.logits, problem.labels, targeted=problem.wanted, tolerance=self.tolerance
             )
             d.nan_to_num_(nan=0.0)
             w = self._adjust_scale(w, problem.rate(d <= 0) >= problem.threshold)  # lines 5 to 10

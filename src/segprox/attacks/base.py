@@ -113,7 +113,9 @@ class Attack(ABC):
         target: Tensor | int | None = None,
         ignore: Iterable[int] = (255,),
         mask: Tensor | None = None,
+        protect: Tensor | None = None,
         threshold: float = 0.99,
+        protect_threshold: float | None = None,
         seed: int = 0,
         callback: Callback | None = None,
         max_queries: int | None = None,
@@ -130,8 +132,9 @@ class Attack(ABC):
             segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
             images = images.to(segmenter.device)
             problem = Problem.build(
-                images, labels, target=target, ignore=ignore, mask=mask, threshold=threshold, seed=seed
-            )
+                images, labels, target=target, ignore=ignore, mask=mask, protect=protect, threshold=threshold,
+                protect_threshold=protect_threshold, seed=seed,
+            )  # fmt: skip
             return self.run(segmenter, problem, callback, max_queries)
 
 

@@ -57,7 +57,7 @@ class Bisection(MinimalAttack):
         high = 2 * self._farthest(tracker.problem.images)
         for _ in range(self.rounds):
             finished = tracker.best.success & (tracker.best.norm == 0)  # wrong without any perturbation
-            hopeless = tracker.problem.counted == 0  # no pixel counts
+            hopeless = ~tracker.problem.attackable
             middle = (low + high) / 2
             child = tracker.child(
                 "most",

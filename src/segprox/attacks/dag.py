@@ -32,7 +32,7 @@ class Dag(MinimalAttack):
             report(query)
             if t == self.steps or tracker.finished:
                 return
-            lead, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+            lead, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
             pending = problem.mask & (lead > 0)  # the loss is sum of max(0, lead)
             g = query.gradient(pullback(pending.to(lead.dtype)))
             delta.sub_(unit(g, "linf"), alpha=self.step_size)  # may leave the box; only what is queried may not

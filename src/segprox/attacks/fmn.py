@@ -41,7 +41,7 @@ class Fmn(MinimalAttack):
             report(query, radius=radius)
             if t == self.steps:
                 return
-            lead, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+            lead, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
             g = query.gradient(pullback(problem.shares(lead.dtype)))
             # to first order, the mean margin is 0 at this distance
             slope = distance(g, dual(self.norm)).clamp(min=1e-12)

@@ -20,18 +20,34 @@ class ConstraintMask:
 
     def __init__(self, problem: Problem, kind: Masking, steps: int, reserve: float = 0.0) -> None:
         self.mask, self.kind, self.steps = problem.mask.to(problem.images.dtype), kind, steps
-        self.uncounted = torch.where(problem.mask, 0.0, -torch.inf)
-        spare = ((1 - problem.threshold) * problem.counted + 1e-9).floor()  # pixels that need not be satisfied
-        self.spare = torch.maximum(spare - reserve * problem.counted, spare / 2).floor() if reserve else spare
-        self.most = int(self.spare.max()) if len(problem) else 0
+        regions = [(problem.attacked, problem.threshold)]
+        if problem.protected is not None:
+            regions.append((problem.protected, problem.protect_threshold))
+        self.regions = [_Region(region, threshold, reserve, self.mask.dtype) for region, threshold in regions]
 
     def __call__(self, d: Tensor, t: int) -> Tensor:
         """m~(t), `[B, H, W]`: 1 where a constraint is kept, 0 elsewhere."""
-        if self.kind == "none" or self.most == 0:
+        if self.kind == "none" or all(region.most == 0 for region in self.regions):
             return self.mask
         share = 1.0 if self.kind == "fixed" else (t - 1) / max(self.steps - 1, 1)
+        first, *others = (region.kept(d, share) for region in self.regions)
+        return sum(others, start=first)
+
+
+class _Region:
+    """Pixels of which a share must be satisfied."""
+
+    def __init__(self, mask: Tensor, threshold: float, reserve: float, dtype: torch.dtype) -> None:
+        self.mask, count = mask.to(dtype), mask.flatten(1).sum(1)
+        self.outside = torch.where(mask, 0.0, -torch.inf)
+        spare = ((1 - threshold) * count + 1e-9).floor()  # pixels that need not be satisfied
+        self.spare = torch.maximum(spare - reserve * count, spare / 2).floor() if reserve else spare
+        self.most = int(self.spare.max()) if len(mask) else 0
+
+    def kept(self, d: Tensor, share: float) -> Tensor:
+        """1 where a constraint is kept when a share of those that are to spare is discarded, `[B, H, W]`."""
         discarded = (self.spare * share).long()
-        largest = (d + self.uncounted).flatten(1).topk(self.most + 1, dim=1).values
+        largest = (d + self.outside).flatten(1).topk(self.most + 1, dim=1).values
         threshold = largest.gather(1, discarded.unsqueeze(1))  # xi: the largest one that is kept
         return torch.le(d, threshold.unsqueeze(2), out=torch.empty_like(d)).mul_(self.mask)
 

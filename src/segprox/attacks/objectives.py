@@ -23,7 +23,7 @@ Objective = Callable[[Query, Problem, float], Loss]
 
 
 def _away_from_label(loss: Callable[[Tensor, Tensor], Loss]) -> Objective:
-    """The loss itself untargeted, its negative targeted."""
+    """The loss itself where a pixel shall become anything but its label, its negative where it shall become it."""
 
     def objective(query: Query, problem: Problem, progress: float) -> Loss:
         return _signed(loss(query.logits, problem.labels), problem)
@@ -33,13 +33,13 @@ def _away_from_label(loss: Callable[[Tensor, Tensor], Loss]) -> Objective:
 
 def difference_of_logits(query: Query, problem: Problem, progress: float) -> Loss:
     """Minus the margin by which the label leads (or the target trails)."""
-    values, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+    values, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
     return Loss(-values, lambda weights: pullback(-weights))
 
 
 def difference_of_logits_ratio(query: Query, problem: Problem, progress: float) -> Loss:
     """DLR (Croce, Hein, 2020)."""
-    return dlr(query.logits, problem.labels, targeted=problem.targeted)
+    return dlr(query.logits, problem.labels, targeted=problem.wanted)
 
 
 def segpgd(query: Query, problem: Problem, progress: float) -> Loss:
@@ -52,7 +52,8 @@ def cospgd(query: Query, problem: Problem, progress: float) -> Loss:
     """CosPGD (Agnihotri et al., 2024): pixels count by the cosine of softmax and label, 1 minus that if targeted."""
     p = torch.softmax(query.logits, 1)
     cosine = p.gather(1, problem.labels.unsqueeze(1)).squeeze(1) / torch.linalg.vector_norm(p, dim=1)
-    return _weighted(1 - cosine if problem.targeted else cosine, query, problem)
+    wanted = torch.as_tensor(problem.wanted, device=cosine.device)
+    return _weighted(torch.where(wanted, 1 - cosine, cosine), query, problem)
 
 
 def masked_cross_entropy(query: Query, problem: Problem, progress: float) -> Loss:
@@ -83,7 +84,7 @@ def smoothed_success(query: Query, problem: Problem, progress: float) -> Loss:
     Its width is measured by the mean size of the margins at this query, so that logits of any scale lead to the same
     attack. Wide, it pushes all pixels alike; narrow, those near the boundary, on either side of it.
     """
-    d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+    d, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
     known, tiny = problem.mean((~d.isnan()).to(d.dtype)), torch.finfo(d.dtype).tiny
     size = problem.mean(d.nan_to_num(nan=0.0).abs()) / known.clamp(min=tiny)
     width = (SHARPEST**progress * size).clamp(min=tiny).view(-1, 1, 1)
@@ -126,7 +127,7 @@ def register_objective(name: str) -> Callable[[Objective], Objective]:
         >>> from segprox.losses import margin
         >>> @segprox.register_objective("minus-margin")
         ... def minus_margin(query, problem, progress):
-        ...     values, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+        ...     values, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
         ...     return segprox.Loss(-values, lambda weights: pullback(-weights))
         >>> segprox.make_attack("pgd", objective="minus-margin").objective
         'minus-margin'
@@ -146,10 +147,10 @@ def gradient(objective: Objective, query: Query, problem: Problem, progress: flo
 
 
 def _signed(loss: Loss, problem: Problem) -> Loss:
-    if not problem.targeted:
+    if problem.wanted is False:
         return loss
-    values, pullback = loss
-    return Loss(-values, lambda weights: pullback(-weights))
+    sign, (values, pullback) = 1.0 - 2.0 * problem.wanted, loss
+    return Loss(sign * values, lambda weights: pullback(sign * weights))
 
 
 def _weighted(pixels: Tensor, query: Query, problem: Problem) -> Loss:

@@ -10,7 +10,7 @@ from torch import Tensor
 from segprox.attacks.base import FIELDS, Cost, MinimalAttack, ProgressReporter
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.rounds import IMPROVEMENT, Ball, Penalty, Rounds, Trust
-from segprox.losses import dlr_plus, margin, soft_margin
+from segprox.losses import Loss, choose, dlr_plus, margin, soft_margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
 from segprox.tracker import Query, Tracker
@@ -111,20 +111,22 @@ class Palma(MinimalAttack):
                 spare.keep(point, query, direction, rounds.age > 0)
             if t == steps or idle():
                 break
-            d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.targeted)
+            d, pullback = CONSTRAINTS[self.constraint](query.logits, problem.labels, targeted=problem.wanted)
             d.nan_to_num_(nan=0.0)
             size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny).view(-1, 1, 1)
             rounds.count()
             if self.constraint == "margin" and not problem.targeted:
                 softness = self._openness(1 - query.apsr - ball.allowed, rounds).to(size.dtype).view(-1, 1, 1) * size
-                pullback = soft_margin(query.logits, problem.labels, softness=softness).pullback
+                soft = soft_margin(query.logits, problem.labels, softness=softness)
+                chosen = soft if problem.protected is None else choose(problem.protected, Loss(d, pullback), soft)
+                pullback = chosen.pullback
             trust.judge(d, self.step_size * ball.radius, rounds)
             trust.length = trust.length * ball.fit(query, rounds, trust.length, trust.kept)
             penalty = Penalty(mu * masking(d, t), self.temperature * size)
             weights = penalty.derivative(d)
             g = query.gradient(pullback(weights))
             if t == 1:
-                ball.start(radius * _linear_distance(weights * d, g, self.norm))
+                ball.start(radius * _linear_distance(problem.balanced(weights * d), g, self.norm))
                 trust.length = FIRST_STEP * ball.radius
             mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
             direction = momentum * direction + unit(g, "l1")

@@ -21,7 +21,7 @@ def halfway_radius(tracker: Tracker, report: ProgressReporter, queries: int) -> 
     growth = (LARGEST / SMALLEST) ** (1 / max(queries - 2, 1))
     child, delta, radius = tracker.child(), torch.zeros_like(x), SMALLEST
     found = torch.full_like(tracker.best.norm, UNKNOWN)
-    done, half = problem.counted == 0, torch.zeros_like(tracker.best.apsr)
+    done, half = ~problem.attackable, torch.zeros_like(tracker.best.apsr)
     child.skipped = done
     for k in range(queries):
         if child.finished:

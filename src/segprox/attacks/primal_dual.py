@@ -58,7 +58,7 @@ class PrimalDual(MinimalAttack):
             report(query, constraints=weights.total)
             if t == self.steps:
                 return
-            d, pullback = margin(query.logits, problem.labels, targeted=problem.targeted)
+            d, pullback = margin(query.logits, problem.labels, targeted=problem.wanted)
             d.nan_to_num_(nan=0.0)
             g = query.gradient(pullback(sigmoid(d) * weights.value.to(d.dtype)))
             rate = exponential(self.step_size, self.step_size * self.step_decay, t, self.steps)

@@ -35,10 +35,9 @@ class Penalty(NamedTuple):
     weights: Tensor  # w, [B, H, W]: multipliers of the constraints that count, 0 for the others
     softness: Tensor  # T, [B, 1, 1]
 
-    def value(self, d: Tensor) -> Tensor:
-        """The penalty of each image, `[B]`."""
-        soft = elementwise_(softplus, d / self.softness)
-        return per_image(torch.sum, soft.mul_(self.weights).mul_(2 * self.softness))
+    def values(self, d: Tensor) -> Tensor:
+        """The terms of the sum, `[B, H, W]`."""
+        return elementwise_(softplus, d / self.softness).mul_(self.weights).mul_(2 * self.softness)
 
     def derivative(self, d: Tensor) -> Tensor:
         """With respect to d, `[B, H, W]`: w where a constraint is tight, 2 w far from it, 0 far beyond it."""
@@ -205,7 +204,7 @@ class Trust:
     """The length of a descent's steps, `[B]`: what the last step did is compared with what its gradient predicted."""
 
     def __init__(self, tracker: Tracker, least: float) -> None:
-        self.least = least
+        self.problem, self.least = tracker.problem, least
         self.length = torch.zeros_like(tracker.best.norm)
         self.predicted = torch.zeros_like(tracker.best.norm)  # change of the penalty; 0 before the first step
         self.kept = torch.ones_like(tracker.best.success)  # whether the last step did enough of what was predicted
@@ -213,15 +212,19 @@ class Trust:
 
     def predict(self, penalty: Penalty, d: Tensor, gradient: Tensor, move: Tensor) -> None:
         """Note what a move `[B, C, H, W]` should do to the penalty, were it linear."""
-        self.penalty, self.value = penalty, penalty.value(d)
+        self.penalty, self.value = penalty, self._total(penalty, d)
         self.predicted = per_image(torch.sum, gradient * move)
+
+    def _total(self, penalty: Penalty, d: Tensor) -> Tensor:
+        """The penalty of each image, `[B]`, of which `Query.gradient` gives the gradient."""
+        return per_image(torch.sum, self.problem.balanced(penalty.values(d)))
 
     def judge(self, d: Tensor, longest: Tensor, rounds: Rounds) -> None:
         """Longer steps after one that kept its promise, at most the `longest` `[B]`, shorter ones otherwise."""
         if self.penalty is None:
             return
         down = (self.predicted < 0) & ~rounds.sweeping
-        ratio = (self.penalty.value(d) - self.value) / torch.where(down, self.predicted, -1.0)
+        ratio = (self._total(self.penalty, d) - self.value) / torch.where(down, self.predicted, -1.0)
         factor = (1 + ratio - TRUSTED).clamp_(*TRUST_CHANGE)
         length = torch.where(down, self.length * factor, self.length)
         self.kept = ~down | (ratio >= TRUSTED)

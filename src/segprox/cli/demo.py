@@ -36,12 +36,12 @@ def demo(
     """
     import torch
 
-    from segprox.data import load_dataset
+    from segprox.data import UNTARGETED, load_dataset
     from segprox.report.page import write_page
     from segprox.report.results import load_runs
     from segprox.report.terminal import record_table
     from segprox.run.evaluate import Evaluation
-    from segprox.run.plan import UNTARGETED, AttackEntry, Run, Settings
+    from segprox.run.plan import AttackEntry, Run, Settings
     from segprox.run.record import Record
 
     torch.set_num_threads(1)  # scenes this small gain nothing from more, and the numbers are the same on every machine

@@ -50,7 +50,8 @@ def target(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A class, majority, smooth, erase:CLASS, permute:SEED, permute:1,2,0, or png:FILE.",
+            help="A class, majority, smooth, erase:CLASS, permute:SEED, permute:1,2,0, or png:FILE; after a ? regions: "
+            "only=CLASS, protect=CLASS or protect=rest.",
         ),
     ],
     out_file: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to write the class numbers.")],
@@ -60,7 +61,9 @@ def target(
     ] = None,
 ) -> None:
     """Write the label map that an attack would aim at: class numbers with a palette, and in colours beside it."""
-    from segprox.data import load_dataset, make_target
+    from functools import partial
+
+    from segprox.data import load_dataset, make_goal, open_split
     from segprox.data.targets import shares, write_map
 
     if out_file.suffix != ".png":
@@ -69,7 +72,11 @@ def target(
     if image is not None and image not in data.names:
         raise SegproxError(f"there is no image {image!r} in {dataset}; names are such as {data.names[0]!r}")
     sample = data[0 if image is None else list(data.names).index(image)]
-    labels = make_target(text, data)(sample)
+    goal = make_goal(text, data, partial(open_split, dataset))
+    aim = goal(sample)
+    if aim.target is None:
+        raise SegproxError(f"{text} is no target: there is no label map to write")
+    labels = aim.target if aim.mask is None else aim.target.where(aim.mask, data.ignore[0])
     with writing_to(out_file.parent):
         out_file.parent.mkdir(parents=True, exist_ok=True)
         coloured = write_map(labels, data, out_file)
@@ -80,6 +87,9 @@ def target(
     for name, share in shares(labels, data.classes).items():
         table.add_row(name, f"{share:.1%}")
     out.print(table)
+    if aim.mask is not None:
+        protected = 0.0 if aim.protect is None else aim.protect.float().mean().item()
+        out.print(f"attacked: {aim.mask.float().mean() - protected:.1%} of the pixels, protected: {protected:.1%}")
     out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}", highlight=False)
 
 

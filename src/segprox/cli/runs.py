@@ -59,9 +59,10 @@ def evaluate(
     Without --target every pixel is to become wrong; with it, what the target says.
     """
     from segprox.cli.execute import run_evaluation
+    from segprox.data import UNTARGETED
     from segprox.naming import checked
     from segprox.run.evaluate import Evaluation
-    from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Settings, Spec
+    from segprox.run.plan import AttackEntry, Grid, Settings, Spec
 
     fields: dict[str, Any] = assignments(set_ or [])
     if steps is not None:

@@ -9,6 +9,7 @@ from segprox.data.base import Dataset, DatasetMaker, DatasetSource, Sample, sour
 from segprox.data.camvid import CamVid
 from segprox.data.cityscapes import Cityscapes
 from segprox.data.folder import Folder, Images
+from segprox.data.goals import UNTARGETED, Goal, make_goal
 from segprox.data.hf import HfDataset
 from segprox.data.listing import PictureSource, slice_of
 from segprox.data.synthetic import Demo, StreetScenes
@@ -34,8 +35,10 @@ DATASETS: Registry[type[DatasetSource]] = Registry(
 
 __all__ = [
     "DATASETS",
+    "UNTARGETED",
     "Dataset",
     "DatasetSource",
+    "Goal",
     "Sample",
     "StreetScenes",
     "Target",
@@ -43,7 +46,9 @@ __all__ = [
     "describe",
     "list_datasets",
     "load_dataset",
+    "make_goal",
     "make_target",
+    "open_split",
     "published_length",
     "register_dataset",
     "with_own_labels",
@@ -75,6 +80,18 @@ def load_dataset(name: str, **options: Any) -> Dataset:
     if issubclass(source, PictureSource) and "root" not in chosen:
         raise SegproxError(f"{parsed.source} needs the folder it is in, as in {parsed.source}:/path/to/folder")
     return checked(source, parsed.source, **chosen).open()
+
+
+def open_split(name: str, split: str) -> Dataset:
+    """Another split of the dataset of that name, whole.
+
+    Example:
+        >>> open_split("demo?length=5&seed=3", "train")[0].name
+        'scene-0000'
+    """
+    source = DATASETS.find(Name.parse(name).source)
+    whole = {option: default for option, default in describe(source).items() if option in ("subset", "ids")}
+    return load_dataset(name, split=split, **{option: default or None for option, default in whole.items()})
 
 
 def register_dataset(name: str) -> Callable[[DatasetMaker], DatasetMaker]:

@@ -103,7 +103,7 @@ def majority(dataset: Dataset) -> Tensor:
                 f"a majority needs labels of one size, but {first.name} has {_size(first.label)} pixels and {name} "
                 f"{_size(label)}; give the dataset a size such as size=1024x512"
             )
-        counted = ~_is_any(label, dataset.ignore)
+        counted = ~is_any(label, dataset.ignore)
         counts.scatter_add_(0, torch.where(counted, label, 0)[None], counted[None].int())
     most, label = counts.max(0)
     return _filled(label, most > 0, "the dataset")
@@ -147,7 +147,7 @@ def box_sum(mask: Tensor, window: int) -> Tensor:
 def erase(sample: Sample, erased: int, ignore: Sequence[int] = (VOID,)) -> Tensor:
     """The sample's labels, where those of one class become the nearest label that is another and counts."""
     label, gone = sample.label, sample.label == erased
-    others = ~gone & ~_is_any(label, ignore)
+    others = ~gone & ~is_any(label, ignore)
     if not gone.any():
         return label.clone()
     return torch.where(gone, _filled(label, others, f"image {sample.name} without class {erased}"), label)
@@ -199,7 +199,7 @@ def write_map(labels: Tensor, dataset: Dataset, path: Path) -> Path:
     palette = dataset.palette or colours(VOID)
     if len(palette) > VOID:
         raise SegproxError(f"a PNG with a palette holds {VOID} classes and void, but the dataset has {len(palette)}")
-    void = _is_any(labels, dataset.ignore)
+    void = is_any(labels, dataset.ignore)
     picture = Image.fromarray(torch.where(void, VOID, labels).numpy().astype(np.uint8))
     picture.putpalette([part for colour in [*palette, *[VOID_COLOUR] * (256 - len(palette))] for part in colour])
     coloured = path.with_name(f"{path.stem}-colour.png")
@@ -232,25 +232,28 @@ def _codes(palette: Sequence[Colour]) -> dict[int, int]:
 
 def _drawn(text: str, path: Path, dataset: Dataset) -> Target:
     if path.is_dir():
-        return Target(text, lambda sample: _fitting(read_map(path / f"{sample.name}.png", dataset), sample, text))
+        return Target(
+            text, lambda sample: fitting(read_map(path / f"{sample.name}.png", dataset), sample, f"target {text}")
+        )
     return _fixed(text, read_map(path, dataset))
 
 
 def _fixed(text: str, labels: Tensor) -> Target:
-    return Target(text, lambda sample: _fitting(labels, sample, text))
+    return Target(text, lambda sample: fitting(labels, sample, f"target {text}"))
 
 
-def _fitting(labels: Tensor, sample: Sample, text: str) -> Tensor:
+def fitting(labels: Tensor, sample: Sample, what: str) -> Tensor:
+    """The map `[H, W]`, which must have the size of the sample."""
     if labels.shape != sample.label.shape:
         raise SegproxError(
-            f"target {text} has {_size(labels)} pixels but image {sample.name} has {_size(sample.label)}; "
+            f"{what} has {_size(labels)} pixels but image {sample.name} has {_size(sample.label)}; "
             "draw it at the image's size, or give the dataset that size"
         )
     return labels
 
 
 def _without_void(labels: Tensor, ignore: Sequence[int], what: str) -> Tensor:
-    return _filled(labels, ~_is_any(labels, ignore), what)
+    return _filled(labels, ~is_any(labels, ignore), what)
 
 
 def _filled(labels: Tensor, known: Tensor, what: str) -> Tensor:
@@ -259,7 +262,8 @@ def _filled(labels: Tensor, known: Tensor, what: str) -> Tensor:
     return fill_nearest(labels, known)
 
 
-def _is_any(labels: Tensor, values: Sequence[int]) -> Tensor:
+def is_any(labels: Tensor, values: Sequence[int]) -> Tensor:
+    """Where labels `[H, W]` are one of these, bool."""
     return torch.isin(labels, torch.tensor(values, dtype=labels.dtype))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 Pullback = Callable[[Tensor], Tensor]
@@ -23,3 +24,12 @@ class Loss(NamedTuple):
 
     values: Tensor
     pullback: Pullback
+
+
+def choose(which: Tensor, yes: Loss, no: Loss) -> Loss:
+    """One loss at some of the pixels (bool `[B, H, W]`), another at the others."""
+
+    def pullback(weights: Tensor) -> Tensor:
+        return yes.pullback(torch.where(which, weights, 0)).add_(no.pullback(torch.where(which, 0, weights)))
+
+    return Loss(torch.where(which, yes.values, no.values), pullback)

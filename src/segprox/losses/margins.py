@@ -10,23 +10,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from segprox.losses.base import Loss
+from segprox.losses.base import Loss, choose
 from segprox.losses.strips import in_strips
 
 SMALLEST_RANGE = 1e-8  # the least value of DLR's normaliser, for pixels whose logits are all equal
 
 
 @in_strips
-def margin(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
+def margin(logits: Tensor, labels: Tensor, *, targeted: bool | Tensor = False, tolerance: float = 0.0) -> Loss:
     """Difference of logits: `z_y - max_{j != y} z_j` untargeted, its negative targeted; plus `tolerance`.
 
     Args:
         logits: z, `[B, K, H, W]` with K >= 2.
         labels: y or t, `[B, H, W]`, valid classes everywhere.
-        targeted: whether `labels` are wanted rather than true.
+        targeted: whether `labels` are wanted rather than true; for each pixel if bool `[B, H, W]`.
         tolerance: epsilon; added last, so it tightens the constraint `values <= 0` in both modes.
     """
-    sign = -1.0 if targeted else 1.0
+    sign = 1.0 - 2.0 * targeted
     first, second = _largest(logits, 2)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     other = _largest_other(own, first, second)
@@ -66,7 +66,7 @@ def soft_margin(logits: Tensor, labels: Tensor, *, softness: Tensor) -> Loss:
 
 
 @in_strips
-def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, tolerance: float = 0.0) -> Loss:
+def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool | Tensor = False, tolerance: float = 0.0) -> Loss:
     """DLR+ (paper, section 3): the margin over the range of the leading logits; invariant to their scale.
 
     Untargeted `(z_y - max_{j != y} z_j) / (z_(1) - z_(3)) + tolerance`, with `z_(i)` the i-th largest logit; targeted,
@@ -77,6 +77,9 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
 
     Arguments as for `margin`.
     """
+    if isinstance(targeted, Tensor):
+        wanted, unwanted = (dlr_plus(logits, labels, targeted=kind, tolerance=tolerance) for kind in (True, False))
+        return choose(targeted, wanted, unwanted)
     sign = -1.0 if targeted else 1.0
     ranked = _largest(logits, 4 if targeted else 3)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -103,7 +106,7 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool = False, toleranc
     return Loss(ratio + tolerance, pullback)
 
 
-def dlr(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Loss:
+def dlr(logits: Tensor, labels: Tensor, *, targeted: bool | Tensor = False) -> Loss:
     """The difference-of-logits-ratio loss, which attacks maximise: the negative of `dlr_plus` without tolerance."""
     values, pullback = dlr_plus(logits, labels, targeted=targeted)
     return Loss(values.neg_(), lambda weights: pullback(-weights))

@@ -25,18 +25,24 @@ def in_strips(loss: Callable[..., Loss]) -> Callable[..., Loss]:
             return loss(logits, labels, **options)
         values = torch.empty_like(logits[:, 0])
         for rows in _strips(logits):
-            values[:, rows] = loss(logits[:, :, rows], labels[:, rows], **options).values
+            values[:, rows] = loss(logits[:, :, rows], labels[:, rows], **_within(rows, labels, options)).values
 
         def pullback(weights: Tensor) -> Tensor:
             gradient = torch.empty_like(logits)
             for rows in _strips(logits):
-                part = loss(logits[:, :, rows], labels[:, rows], **options)
+                part = loss(logits[:, :, rows], labels[:, rows], **_within(rows, labels, options))
                 gradient[:, :, rows] = part.pullback(weights[:, rows])
             return gradient
 
         return Loss(values, pullback)
 
     return stripped
+
+
+def _within(rows: slice, labels: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a strip: those that have a value per pixel are cut as well."""
+    per_pixel = (name for name, value in options.items() if isinstance(value, Tensor) and value.shape == labels.shape)
+    return options | {name: options[name][:, rows] for name in per_pixel}
 
 
 def _strips(logits: Tensor) -> Iterator[slice]:

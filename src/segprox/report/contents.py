@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from segprox.attacks.base import Family
+from segprox.data import UNTARGETED
 from segprox.report.groups import Group, by_norm, epsilon_of
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
@@ -20,7 +21,6 @@ from segprox.report.statistics import (
 )
 from segprox.report.tables import Column, Table, Value
 from segprox.report.units import Unit
-from segprox.run.plan import UNTARGETED
 from segprox.sizes import median_size
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))

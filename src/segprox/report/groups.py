@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from segprox.attacks.base import Family
+from segprox.data import UNTARGETED
 from segprox.norms import NormName
 from segprox.report.results import RunResults
 from segprox.report.units import Unit
-from segprox.run.plan import UNTARGETED
 
 LABELLED_SETTINGS = ("seed", "max_queries", "model_options")  # which may tell two runs of an attack apart
 

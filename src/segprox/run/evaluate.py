@@ -17,7 +17,7 @@ from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run, check_runs
 from segprox.run.record import ImageError, Record
 from segprox.run.store import Store
-from segprox.run.worker import Prepared, Task, forget_models, open_dataset, prepare_model, prepare_target
+from segprox.run.worker import Prepared, Task, forget_models, open_dataset, prepare_goal, prepare_model
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -109,7 +109,7 @@ class Evaluation:
         datasets = _reasons({run.dataset: partial(open_dataset, run.dataset) for run in runs})
         models = _reasons({run.model: partial(self._check_model, run) for run in runs})
         fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
-        goals = _reasons({(run.dataset, run.goal): partial(prepare_target, run) for run in fine})
+        goals = _reasons({(run.dataset, run.goal): partial(prepare_goal, run) for run in fine})
         pairs = _reasons({(run.model, run.dataset): partial(self._check_pair, run) for run in fine if self._left(run)})
         problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
         if self.execution.workers > 1 or self.execution.engine != "local":

@@ -12,13 +12,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from segprox.attacks import Attack, make_attack
+from segprox.data import UNTARGETED
 from segprox.errors import SegproxError
 from segprox.models import model_options
 from segprox.run.execution import HOW
 from segprox.run.record import digest
 
 FIELDS = ConfigDict(extra="forbid")
-UNTARGETED = "untargeted"
 SaveFormat = Literal["float", "png", "preview"]
 
 
@@ -77,6 +77,11 @@ class Run:
     def title(self) -> str:
         """For people."""
         return f"{self.model} | {self.dataset} | {self.attack} | {self.goal}"
+
+    @property
+    def targeted(self) -> bool:
+        """Whether the goal is a target."""
+        return self.goal.partition("?")[0] != UNTARGETED
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -180,8 +185,8 @@ def check_runs(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         try:
             attack = run.attack.make()
-            if run.goal == UNTARGETED and getattr(attack, "targeted_only", False):
-                problems[f"{run.attack} needs a target, but a goal of its runs is {UNTARGETED}"] = None
+            if not run.targeted and getattr(attack, "targeted_only", False):
+                problems[f"{run.attack} needs a target, but a goal of its runs is {run.goal}"] = None
         except SegproxError as error:
             problems[str(error)] = None
     return list(problems)

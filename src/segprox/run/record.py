@@ -33,6 +33,8 @@ class Score:
     l1: float
     apsr: float
     success: bool
+    attacked: float | None = None  # the share of attacked pixels that are as wanted, where others are protected
+    protected: float | None = None  # the share of protected pixels that are right
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ from torch import Tensor
 import segprox
 from segprox.attacks import Attack, Callback
 from segprox.counts import class_counts
-from segprox.data import Dataset, Sample, Target, load_dataset, make_target, with_own_labels
+from segprox.data import Dataset, Goal, Sample, load_dataset, make_goal, open_split, with_own_labels
 from segprox.encoding import DECODERS, ENCODERS, SUFFIXES, to_bytes
 from segprox.errors import SegproxError
 from segprox.models import ModelOptions, Segmenter, build_model, settle
 from segprox.norms import distance
 from segprox.problem import Problem, predictions
 from segprox.run.execution import HERE, Execution
-from segprox.run.plan import UNTARGETED, Run
+from segprox.run.plan import Run
 from segprox.run.preview import Part, encode_preview
 from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, digest, weights_digest
 
@@ -69,7 +69,7 @@ class Prepared:
     loaded: LoadedModel
     data: Dataset
     attack: Attack
-    target: Target | None
+    goal: Goal
 
     @property
     def model(self) -> Segmenter:
@@ -79,22 +79,25 @@ class Prepared:
     def problem(self, sample: Sample) -> Problem:
         """What is to be achieved for one labelled image."""
         settings, device = self.run.settings, self.model.device
+        target, mask, protect = (None if part is None else part[None].to(device) for part in self.goal(sample))
         return Problem.build(
             sample.image[None].to(device),
             sample.label[None].to(device),
-            target=None if self.target is None else self.target(sample)[None].to(device),
+            target=target,
             ignore=self.data.ignore,
-            threshold=settings.threshold,
+            mask=mask,
+            protect=protect,
+            threshold=self.goal.share or settings.threshold,
+            protect_threshold=self.goal.protect_share or settings.threshold,
             seed=settings.seed,
         )
 
     def key(self, sample: Sample) -> str:
         """A hash of all that determines the result for one image, found without asking the model anything."""
-        settings, wanted = self.run.settings, None
-        if self.target is not None and (self.data.labelled or not self.target.uses_labels):
-            wanted = self.target(sample)
+        settings = self.run.settings
+        wanted = self.goal(sample) if self.data.labelled or not self.goal.uses_labels else ()
         return digest(
-            sample.image, sample.label, wanted, self.loaded.hash, self.attack.described(),
+            sample.image, sample.label, *wanted, self.loaded.hash, self.attack.described(),
             [self.run.goal, self.data.labelled, self.data.ignore],
             [settings.threshold, settings.seed, settings.max_queries],
         )  # fmt: skip
@@ -103,7 +106,7 @@ class Prepared:
 def prepare(run: Run, execution: Execution = HERE, device: str | None = None) -> Prepared:
     """Load what a run needs; models, datasets and targets are kept for the next."""
     model = prepare_model(run, execution, device)
-    return Prepared(run, model, open_dataset(run.dataset), run.attack.make(), prepare_target(run))
+    return Prepared(run, model, open_dataset(run.dataset), run.attack.make(), prepare_goal(run))
 
 
 def prepare_model(run: Run, execution: Execution = HERE, device: str | None = None) -> LoadedModel:
@@ -111,9 +114,9 @@ def prepare_model(run: Run, execution: Execution = HERE, device: str | None = No
     return _model(run.model, execution.model_options(run.model, run.settings.model_options, device))
 
 
-def prepare_target(run: Run) -> Target | None:
-    """What the goal of a run wants to see, if it is a target."""
-    return None if run.goal == UNTARGETED else _target(run.goal, run.dataset)
+def prepare_goal(run: Run) -> Goal:
+    """The goal of a run; majorities are counted now."""
+    return _goal(run.goal, run.dataset)
 
 
 _model = lru_cache(MODELS_KEPT)(LoadedModel)
@@ -140,8 +143,8 @@ def open_dataset(name: str) -> Dataset:
 
 
 @lru_cache(8)
-def _target(goal: str, dataset: str) -> Target:
-    return make_target(goal, open_dataset(dataset))
+def _goal(goal: str, dataset: str) -> Goal:
+    return make_goal(goal, open_dataset(dataset), partial(open_split, dataset))
 
 
 class Worker:
@@ -287,11 +290,15 @@ def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Scor
         logits = model.full_precision(image)
     apsr, difference = problem.apsr(logits), image.cpu().double() - problem.images.cpu().double()
     linf, l2, l1 = (distance(difference, norm).item() for norm in ("linf", "l2", "l1"))
-    return Score(linf=linf, l2=l2, l1=l1, apsr=apsr.item(), success=bool(problem.succeeded(apsr))), logits
+    score = Score(linf=linf, l2=l2, l1=l1, apsr=apsr.item(), success=bool(problem.succeeded(apsr)))
+    if problem.protected is not None:
+        attacked, protected = (rate.item() for rate in problem.rates(logits))
+        score = replace(score, attacked=attacked, protected=protected)
+    return score, logits
 
 
 def _preview(prepared: Prepared, job: _Job, image: Tensor, logits: Tensor) -> bytes:
-    wanted = job.sample.label if prepared.target is None else torch.where(job.problem.mask, job.problem.labels, -1)[0]
+    wanted = job.sample.label if not job.problem.targeted else torch.where(job.problem.mask, job.problem.labels, -1)[0]
     maps: dict[Part, Tensor] = {
         "label": wanted,
         "clean": predictions(job.clean)[0],
