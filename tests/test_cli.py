@@ -71,13 +71,17 @@ def test_an_attack_is_shown_with_fields_and_citation(segprox, name, expected):
     assert "epsilon: the largest" not in output
 
 
-def test_audit_says_where_an_attack_is_too_weak(segprox):
+def test_audit_says_where_an_attack_is_too_weak(segprox, tmp_path):
     # DAG reaches the target well within half of the range; one step does not
     arguments = ["--limit", 1, "--epsilon", "0.5", "--minimal", "dag-0.003", "--fixed", "fgsm", "--target", "building"]
-    code, output, _ = segprox("audit", *arguments)
+    code, output, _ = segprox("audit", *arguments, "--out", tmp_path)
     assert code == 0
-    assert "attack too weak here: fgsm" in " ".join(output.split())
-    assert "The attacks disagree on 1." in output
+    assert "The attacks disagree on 1: fgsm was too weak on 1; there, believe" in " ".join(output.split())
+    line = next(line.split() for line in output.splitlines() if "scene-0000" in line)
+    assert line[1:3] == ["dag-0.003", "fgsm"]
+    code, output, _ = segprox("runs", tmp_path)
+    assert code == 0
+    assert output.count(" 1/1 ") == 2
 
 
 @pytest.mark.parametrize(
@@ -87,12 +91,17 @@ def test_audit_says_where_an_attack_is_too_weak(segprox):
         (["--minimal", "pgd"], "an audit needs a minimal attack first"),
         (["--minimal", "ddn"], "an audit needs two attacks of one norm, not l2 and linf"),
         (["--epsilon", "much"], "epsilon of anneal cannot be 'much'"),
+        (["--epsilon", "2/255,4/255"], "epsilon of anneal cannot be '2/255,4/255'"),
+        (["--set", "epsilon=2/255"], "an audit has one epsilon for both attacks"),
+        (["--set", "stepz=2"], "no attack of the audit that is given by its name has a field 'stepz'"),
+        (["--target", "nowhere"], "there is no class 'nowhere'"),
     ],
 )
-def test_audit_refuses(segprox, arguments, sentence):
-    code, _, error = segprox("audit", *arguments)
+def test_audit_refuses(segprox, arguments, sentence, tmp_path):
+    code, _, error = segprox("audit", *arguments, "--out", tmp_path / "out")
     assert code == 2
     assert error.startswith(f"error: {sentence}")
+    assert not (tmp_path / "out").exists()
 
 
 def test_check_of_a_good_model(segprox):

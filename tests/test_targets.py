@@ -359,6 +359,6 @@ def test_an_audit_of_images_without_labels(segprox, tmp_path):
     pixels = (scene.image * 255).round().byte().permute(1, 2, 0).numpy()
     Image.fromarray(pixels[:64, :64].copy()).save(tmp_path / "street.png")
     arguments = ["--epsilon", "0.5", "--minimal", "dag-0.003", "--fixed", "i-fgsm", "--model", "demo-standard"]
-    code, output, _ = segprox("audit", "--dataset", f"images:{tmp_path}", *arguments)
+    code, output, _ = segprox("audit", "--dataset", f"images:{tmp_path}", *arguments, "--out", tmp_path / "out")
     assert code == 0
     assert "0 of 1 images withstood both attacks" in output

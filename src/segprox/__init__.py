@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segprox.api import attack, evaluate
+    from segprox.api import attack, audit, evaluate
     from segprox.attacks import (
         AlmaProx,
         Anneal,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from segprox.models import Segmenter, list_models, load_model, register_model, register_model_source
     from segprox.problem import Problem
     from segprox.prox import prox_linf_box
+    from segprox.report.audit import Audit
     from segprox.report.evaluation import Results, load_results
     from segprox.result import AttackResult
     from segprox.tracker import Tracker
@@ -38,7 +39,7 @@ __version__ = "0.1.0"
 
 # Imported when first used: torch takes seconds, and neither --help nor a look at the version needs it.
 _ROOMS = {
-    "segprox.api": ("attack", "evaluate"),
+    "segprox.api": ("attack", "audit", "evaluate"),
     "segprox.attacks": (
         "AlmaProx", "Anneal", "Attack", "FixedEpsilonAttack", "MinimalAttack", "Palma", "Progress",
         "ProgressReporter", "list_attacks", "make_attack", "register_attack", "register_objective",
@@ -49,6 +50,7 @@ _ROOMS = {
     "segprox.models": ("Segmenter", "list_models", "load_model", "register_model", "register_model_source"),
     "segprox.problem": ("Problem",),
     "segprox.prox": ("prox_linf_box",),
+    "segprox.report.audit": ("Audit",),
     "segprox.report.evaluation": ("Results", "load_results"),
     "segprox.result": ("AttackResult",),
     "segprox.tracker": ("Tracker",),
@@ -56,9 +58,9 @@ _ROOMS = {
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "AlmaProx", "Anneal", "Attack", "AttackResult", "Dataset", "FixedEpsilonAttack", "Loss", "MinimalAttack",
+    "AlmaProx", "Anneal", "Attack", "AttackResult", "Audit", "Dataset", "FixedEpsilonAttack", "Loss", "MinimalAttack",
     "Palma", "Problem", "Progress", "ProgressReporter", "Results", "Sample", "Segmenter", "SegproxError", "Tracker",
-    "attack", "evaluate", "list_attacks", "list_datasets", "list_models", "load_dataset", "load_model",
+    "attack", "audit", "evaluate", "list_attacks", "list_datasets", "list_models", "load_dataset", "load_model",
     "load_results", "make_attack", "prox_linf_box", "register_attack", "register_dataset", "register_model",
     "register_model_source", "register_objective",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The calls most people need: attack a batch, evaluate a dataset."""
+"""The calls most people need: attack a batch, evaluate a dataset, audit two attacks."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -12,15 +12,19 @@ from segprox.attacks import Attack, Callback, make_attack
 from segprox.data import UNTARGETED, Dataset
 from segprox.errors import SegproxError
 from segprox.naming import checked
+from segprox.report.audit import Audit
 from segprox.report.evaluation import Results
-from segprox.report.results import load_runs
+from segprox.report.results import results_of
 from segprox.result import AttackResult
+from segprox.run.audit import audit_entries
 from segprox.run.engines import choose_engine
 from segprox.run.evaluate import Evaluation
 from segprox.run.execution import Execution
 from segprox.run.objects import describe_entry, named_dataset, named_model
 from segprox.run.plan import AttackEntry, Grid, SaveFormat, Settings, Spec
 from segprox.run.progress import follow
+
+AnyAttack = str | Attack | AttackEntry  # by its name, as an object, or as a run describes it
 
 
 @overload
@@ -126,7 +130,7 @@ def _choose(attack: str | Attack, options: dict[str, Any]) -> Attack:
 def evaluate(
     model: str | nn.Module,
     dataset: str | Dataset | Iterable[Any],
-    attacks: str | Attack | Sequence[str | Attack] = "palma",
+    attacks: AnyAttack | Sequence[AnyAttack] = "palma",
     *,
     goals: str | Sequence[str] = UNTARGETED,
     limit: int | None = None,
@@ -176,8 +180,8 @@ def evaluate(
         >>> results.accuracy(0.5 / 255) > 0.9 > 0.1 > results.accuracy(64 / 255)
         True
     """
-    chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
-    entries = tuple(AttackEntry(name=a, set=fields) if isinstance(a, str) else describe_entry(a) for a in chosen)
+    chosen = [attacks] if isinstance(attacks, AnyAttack) else list(attacks)
+    entries = tuple(_entry(attack, fields) for attack in chosen)
     settings = checked(
         Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
         save=tuple(save) if out is not None else (),
@@ -201,7 +205,77 @@ def evaluate(
         evaluation = Evaluation(runs, where, execution, retry_errors)
         evaluation.validate()
         follow(evaluation, choose_engine(execution), progress)
-        return Results(load_runs([where / run.folder for run in runs]))
+        return Results(results_of(evaluation.status()))
+
+
+def _entry(attack: AnyAttack, fields: dict[str, Any]) -> AttackEntry:
+    if isinstance(attack, AttackEntry):
+        return attack
+    return AttackEntry(name=attack, set=fields) if isinstance(attack, str) else describe_entry(attack)
+
+
+def audit(
+    model: str | nn.Module,
+    dataset: str | Dataset | Iterable[Any],
+    minimal: str | Attack = "palma",
+    fixed: str | Attack = "anneal",
+    *,
+    epsilon: float | str,
+    goal: str = UNTARGETED,
+    limit: int | None = None,
+    threshold: float = 0.99,
+    seed: int = 0,
+    max_queries: int | None = None,
+    ignore: tuple[int, ...] = (255,),
+    out: str | Path | None = None,
+    save: Sequence[SaveFormat] = ("preview",),
+    workers: int = 1,
+    batch: int = 1,
+    device: str | None = None,
+    retry_errors: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> Audit:
+    """Attack each image twice, by attacks of two families, and say where one missed what the other found.
+
+    An image that only one of them breaks within epsilon shows that the other is too weak there. It is an evaluation of
+    two attacks: what is not explained here is as in `evaluate`.
+
+    Args:
+        model: a name or a network.
+        dataset: a name, a `Dataset`, or (image, label) pairs.
+        minimal: the attack that looks for the smallest perturbation, or its name.
+        fixed: the attack that does the most damage within epsilon, in the same norm.
+        epsilon: the size within which they are compared, such as `"8/255"`; `fixed` gets it, whatever it had.
+        goal: `untargeted`, or a target as `segprox target` takes it.
+        limit: how many images; all if left out.
+        threshold: the share of pixels that makes a success.
+        seed: of random starts.
+        max_queries: the most forwards plus backwards per image and attack.
+        ignore: label values of pixels that do not count, where the dataset does not say it itself.
+        out: a folder for the records, from which the same call goes on after an interruption.
+        save: what to keep of perturbed images in that folder.
+        workers: processes.
+        batch: images of one size that are attacked together.
+        device: where the model goes.
+        retry_errors: try images again that could not be attacked.
+        progress: show a bar.
+        fields: fields of the attacks that are given by their names, such as `steps`; each goes to those that have it.
+
+    Example:
+        >>> import segprox
+        >>> audit = segprox.audit("demo-standard", "demo", epsilon="8/255", limit=2, steps=30, progress=False)
+        >>> audit.sentence
+        '0 of 2 images withstood both attacks within 8.0/255. The attacks agree on all of them.'
+        >>> [finding.broken_by for finding in audit.findings]
+        [('minimal', 'fixed'), ('minimal', 'fixed')]
+    """
+    results = evaluate(
+        model, dataset, audit_entries(minimal, fixed, epsilon, fields), goals=goal, limit=limit, threshold=threshold,
+        seed=seed, max_queries=max_queries, ignore=ignore, out=out, save=save, workers=workers, batch=batch,
+        device=device, retry_errors=retry_errors, progress=progress,
+    )  # fmt: skip
+    return Audit(results)
 
 
 def _device_of(model: str | nn.Module) -> str:

@@ -1,11 +1,12 @@
-"""segprox demo and segprox audit."""
+"""segprox demo."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segprox.cli.base import app, assignments, check_writable, out, progress_bar, writing_to
+from segprox.cli.base import app, check_writable, out, progress_bar, writing_to
+from segprox.cli.options import field_options, takes
 from segprox.errors import SegproxError
 
 if TYPE_CHECKING:
@@ -13,17 +14,14 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes(fields=field_options)
 def demo(
+    fields: dict[str, Any],
     model: Annotated[
         str, typer.Option(help="demo-standard, or demo-robust (adversarially trained).")
     ] = "demo-standard",
     images: Annotated[int, typer.Option(min=1, help="How many street scenes to attack.")] = 4,
     attack: Annotated[str, typer.Option(help="See: segprox list attacks.")] = "palma",
-    steps: Annotated[int | None, typer.Option(help="Iterations; the attack's own default if left out.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any other hyper-parameter of the attack; may be repeated."),
-    ] = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="CLASS", help="Make every pixel this class, such as road, instead of just wrong."),
@@ -45,10 +43,7 @@ def demo(
     from segprox.run.record import Record
 
     torch.set_num_threads(1)  # scenes this small gain nothing from more, and the numbers are the same on every machine
-    options: dict[str, object] = assignments(set_ or [])
-    if steps is not None:
-        options["steps"] = steps
-    entry, scenes = AttackEntry(name=attack, set=options), load_dataset("demo")
+    entry, scenes = AttackEntry(name=attack, set=fields), load_dataset("demo")
     if images > len(scenes):
         raise SegproxError(f"the demo has {len(scenes)} images but {images} were asked for")
     run = Run(model=model, dataset="demo", attack=entry, goal=target or UNTARGETED, settings=Settings(limit=images))
@@ -83,50 +78,3 @@ def _attack_all(evaluation: "Evaluation", count: int, forwards: int) -> None:
         for status, _ in evaluation.go(Local(callback=lambda _: bar.advance(task))):
             done = len(status.records)  # an attack may need fewer steps than it could
             bar.update(task, completed=done * forwards, description=f"attacked {done} of {count} images")
-
-
-@app.command()
-def audit(
-    model: Annotated[str, typer.Option(help="See: segprox list models.")] = "demo-robust",
-    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
-    limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
-    epsilon: Annotated[str, typer.Option(help="The largest perturbation, such as 8/255.")] = "8/255",
-    minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
-    fixed: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
-    target: Annotated[str | None, typer.Option(metavar="CLASS", help="Make every pixel this class.")] = None,
-) -> None:
-    """Attack each image twice, by attacks of two families, and say where one missed what the other found.
-
-    An image that only one of them breaks within epsilon shows that the other is too weak there: a robustness claim that
-    rests on that one would be wrong.
-    """
-    import torch
-
-    from segprox.attacks import FixedEpsilonAttack, make_attack
-    from segprox.data import class_index, load_dataset
-    from segprox.models import load_model
-    from segprox.report.terminal import audit_table
-    from segprox.run import audit_sample
-    from segprox.run.worker import label_sample
-
-    torch.set_num_threads(1)
-    first, second = make_attack(minimal), make_attack(fixed, epsilon=epsilon)
-    assert isinstance(second, FixedEpsilonAttack)  # others have no epsilon
-    segmenter, data = load_model(model), load_dataset(dataset)
-    goal = None if target is None else class_index(target, data.classes)
-    count, findings = min(limit, len(data)), []
-    with progress_bar() as bar:
-        task = bar.add_task("auditing", total=count * (first.cost().forwards + second.cost().forwards))
-        for i in range(count):
-            sample, _ = label_sample(segmenter, data[i], data.labelled)
-            bar.update(task, description=f"auditing {sample.name} ({i + 1}/{count})")
-            finding = audit_sample(
-                segmenter, sample, first, second, ignore=data.ignore, target=goal, callback=lambda _: bar.advance(task)
-            )
-            findings.append(finding)
-            bar.update(task, completed=(i + 1) * (first.cost().forwards + second.cost().forwards))
-    out.print(audit_table(findings, minimal, fixed, first.norm))
-    robust, weak = sum(f.robust for f in findings), sum(f.too_weak is not None for f in findings)
-    out.print(f"{robust} of {count} images withstood both attacks. The attacks disagree on {weak}.", highlight=False)
-    if weak:
-        out.print("Where they disagree, believe the one that succeeded.")

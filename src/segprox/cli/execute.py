@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -16,14 +16,36 @@ from segprox.cli.base import check_writable, out, progress_bar
 from segprox.cli.options import Log
 from segprox.cli.status import print_plan, print_statuses, summary
 from segprox.errors import SegproxError
+from segprox.report.audit import Audit
+from segprox.report.evaluation import Results
+from segprox.report.results import results_of
+from segprox.report.tables import to_screen
 from segprox.report.units import Unit
 from segprox.run.engines import choose_engine
 from segprox.run.evaluate import Evaluation, Status
 from segprox.run.record import ImageError, Record
 
 
-def run_evaluation(evaluation: Evaluation, log: Log, dry_run: bool) -> None:
-    """Do an evaluation, or say what it would be, and exit with 1 if an image could not be attacked."""
+def show_statuses(statuses: Sequence[Status], log: Log) -> None:
+    """What came out of an evaluation, for people."""
+    if log is Log.BAR:
+        print_statuses(statuses)
+
+
+def show_audit(statuses: Sequence[Status], log: Log) -> None:
+    """Whether the two attacks of an evaluation agree, image by image."""
+    audit = Audit(Results(results_of(statuses)))
+    if log is Log.JSON:
+        for row in audit.rows():
+            print(json.dumps({"event": "finding", **row}), flush=True)
+    else:
+        out.print(*map(to_screen, audit.tables), audit.sentence, sep="\n", highlight=False, markup=False)
+
+
+def run_evaluation(
+    evaluation: Evaluation, log: Log, dry_run: bool, show: Callable[[Sequence[Status], Log], None] = show_statuses
+) -> None:
+    """Do an evaluation and show what came out, or say what it would be; exit with 1 if an image was not attacked."""
     evaluation.validate()
     if dry_run:
         print_plan(evaluation)
@@ -33,8 +55,7 @@ def run_evaluation(evaluation: Evaluation, log: Log, dry_run: bool) -> None:
         _follow(evaluation, log)
     statuses = evaluation.status()
     errors = sum(status.errors for status in statuses)
-    if log is Log.BAR:
-        print_statuses(statuses)
+    show(statuses, log)
     facts = {"out": str(evaluation.out), "errors": errors}
     if errors:
         why = f"{evaluation.out}/*/records.jsonl says why, --retry-errors tries them again"

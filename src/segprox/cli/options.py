@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from segprox.cli.base import assignments
+
 if TYPE_CHECKING:
     from segprox.run.execution import Execution
+    from segprox.run.plan import Settings
 
 
 class EngineName(StrEnum):
@@ -94,7 +97,6 @@ def execution_options(
     )  # fmt: skip
 
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
 SaveOption = Annotated[
     list[str] | None,
@@ -105,6 +107,42 @@ SaveOption = Annotated[
 MaxQueriesOption = Annotated[
     int | None, typer.Option("--max-queries", min=1, help="Most forwards plus backwards per image, for any attack.")
 ]
+
+
+def settings_options(
+    limit: LimitOption = None,
+    threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
+    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
+    max_queries: MaxQueriesOption = None,
+    save: SaveOption = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bfloat16 or float16 for gradients; successes are verified in float32.")
+    ] = None,
+) -> "Settings":
+    """What all runs of an evaluation share."""
+    from segprox.naming import checked
+    from segprox.run.plan import Settings
+
+    return checked(
+        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
+        save=tuple(save or ["preview"]), model_options={"precision": precision} if precision else {},
+    )  # fmt: skip
+
+
+def field_options(
+    steps: Annotated[int | None, typer.Option(help="Iterations of every attack; its own default if left out.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any other field of the attacks; may be repeated."),
+    ] = None,
+) -> dict[str, Any]:
+    """Fields of attacks that are to be other than their defaults."""
+    return assignments(set_ or []) | ({} if steps is None else {"steps": steps})
+
+
+ModelOption = Annotated[str, typer.Option(help="See: segprox list models.")]
+DatasetOption = Annotated[str, typer.Option(help="See: segprox list datasets.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
 RetryOption = Annotated[bool, typer.Option("--retry-errors", help="Try images again that could not be attacked.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
 LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]

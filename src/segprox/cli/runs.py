@@ -1,4 +1,4 @@
-"""Evaluations: segprox evaluate, run, spec, runs, verify."""
+"""Evaluations: segprox evaluate, run, audit, spec, runs, verify."""
 
 from contextlib import nullcontext
 from importlib import resources
@@ -7,48 +7,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segprox.cli.base import app, assignments, out
+from segprox.cli.base import app, out
 from segprox.cli.options import (
+    DatasetOption,
     DryOption,
     LimitOption,
     Log,
     LogOption,
     MaxQueriesOption,
+    ModelOption,
     OutOption,
     RetryOption,
     SaveOption,
     execution_options,
+    field_options,
+    settings_options,
     takes,
 )  # fmt: skip
 from segprox.errors import SegproxError
 
 if TYPE_CHECKING:
     from segprox.run.execution import Execution
+    from segprox.run.plan import Settings
 
 
 @app.command()
-@takes(execution=execution_options)
+@takes(fields=field_options, settings=settings_options, execution=execution_options)
 def evaluate(
-    model: Annotated[str, typer.Option(help="See: segprox list models.")],
+    model: ModelOption,
     out_dir: OutOption,
+    fields: dict[str, Any],
+    settings: "Settings",
     execution: "Execution",
-    dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
+    dataset: DatasetOption = "demo",
     attack: Annotated[list[str] | None, typer.Option(help="See: segprox list attacks; may be repeated.")] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="A class, majority, erase:CLASS, ... (segprox target); may be repeated.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Iterations of every attack.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any other field of every attack; epsilon may be a list."),
-    ] = None,
-    limit: LimitOption = None,
-    threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
-    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
-    max_queries: MaxQueriesOption = None,
-    save: SaveOption = None,
-    precision: Annotated[
-        str | None, typer.Option(help="bfloat16 or float16 for gradients; successes are verified in float32.")
     ] = None,
     retry_errors: RetryOption = False,
     dry_run: DryOption = False,
@@ -56,22 +50,15 @@ def evaluate(
 ) -> None:
     """Attack a model on a dataset and keep a record of every image. The same command again goes on where it stopped.
 
-    Without --target every pixel is to become wrong; with it, what the target says.
+    Without --target every pixel is to become wrong; with it, what the target says. With --set epsilon=2/255,4/255 a
+    fixed-epsilon attack has a run for each.
     """
     from segprox.cli.execute import run_evaluation
     from segprox.data import UNTARGETED
-    from segprox.naming import checked
     from segprox.run.evaluate import Evaluation
-    from segprox.run.plan import AttackEntry, Grid, Settings, Spec
+    from segprox.run.plan import AttackEntry, Grid, Spec
 
-    fields: dict[str, Any] = assignments(set_ or [])
-    if steps is not None:
-        fields["steps"] = steps
     entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["palma"])
-    settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
-        save=tuple(save or ["preview"]), model_options={"precision": precision} if precision else {},
-    )  # fmt: skip
     grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
     runs = Spec(grids=(grid,), settings=settings).runs()
     run_evaluation(Evaluation(runs, out_dir, execution, retry_errors), log, dry_run)
@@ -107,6 +94,42 @@ def run(
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
     runs = dataclasses.replace(content, settings=settings).runs()
     run_evaluation(Evaluation(runs, out_dir, execution, retry_errors), log, dry_run)
+
+
+@app.command()
+@takes(fields=field_options, settings=settings_options, execution=execution_options)
+def audit(
+    fields: dict[str, Any],
+    settings: "Settings",
+    execution: "Execution",
+    model: ModelOption = "demo-robust",
+    out_dir: OutOption = Path("segprox-audit"),
+    dataset: DatasetOption = "demo",
+    epsilon: Annotated[str, typer.Option(help="The largest perturbation, such as 8/255.")] = "8/255",
+    minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
+    fixed: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
+    target: Annotated[str | None, typer.Option(help="A class, majority, erase:CLASS, ... (segprox target).")] = None,
+    retry_errors: RetryOption = False,
+    dry_run: DryOption = False,
+    log: LogOption = Log.BAR,
+) -> None:
+    """Attack each image twice, by attacks of two families, and say where one missed what the other found.
+
+    An image that only one of them breaks within epsilon shows that the other is too weak there: a robustness claim that
+    rests on that one would be wrong. --steps and --set go to the attacks that have the field. The records are kept as
+    those of evaluate are: the same command again goes on where it stopped.
+    """
+    from segprox.cli.execute import run_evaluation, show_audit
+    from segprox.data import UNTARGETED
+    from segprox.run.audit import audit_entries
+    from segprox.run.evaluate import Evaluation
+    from segprox.run.plan import Run
+
+    runs = [
+        Run(model=model, dataset=dataset, attack=entry, goal=target or UNTARGETED, settings=settings)
+        for entry in audit_entries(minimal, fixed, epsilon, fields)
+    ]
+    run_evaluation(Evaluation(runs, out_dir, execution, retry_errors), log, dry_run, show_audit)
 
 
 @app.command("spec")

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from segprox.data.base import VOID_COLOUR, colours
+from segprox.report.agreement import agreement_tables
 from segprox.report.curves import Curve, anytime_curve, measure_curve
 from segprox.report.findings import same_images, statements, verdicts
 from segprox.report.groups import Group, by_norm, group_runs
@@ -124,6 +125,7 @@ def _render(groups: Sequence[Group], pictures: dict[str, Thumbnails], covered: s
         varying=[i for i in range(3) if len({group.names[i] for group in groups}) > 1],
         constant=_constant(groups),
         tables=[(unit, _columns(unit), _rows(some)) for unit, some in by_norm(groups).items()],
+        agreement=agreement_tables(groups),
         errors=[(result, name, error) for _, name, result in shown for error in result.errors],
         shown=shown,
         about=_about,

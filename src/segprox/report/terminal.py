@@ -1,4 +1,4 @@
-"""Records and findings as tables on the screen."""
+"""Records and checks as tables on the screen."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from segprox.norms import NormName
-from segprox.report.units import LINF, Unit
-from segprox.run import Check, Finding
+from segprox.report.units import LINF
+from segprox.run import Check
 from segprox.run.record import Record
 from segprox.sizes import median_size
 
@@ -42,26 +41,6 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     return table
 
 
-def audit_table(findings: Sequence[Finding], minimal: str, fixed: str, norm: NormName) -> Table:
-    """A line per image: what each attack found, and whether they agree."""
-    factor, unit = Unit(norm).factor, Unit(norm).name
-    title = f"within {unit} of {findings[0].epsilon * factor:.4g}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("image", f"{minimal}: {unit}", "broken", f"{fixed}: APSR", "broken", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("image", "verdict") else "right")
-    names = {"minimal": minimal, "fixed": fixed}
-    for finding in findings:
-        size = f"{finding.norm * factor:.2f}" if bool(finding.minimal.success) else "-"
-        verdict = "robust" if finding.robust else "broken"
-        if finding.too_weak:
-            verdict = f"[yellow]broken; attack too weak here: {names[finding.too_weak]}[/]"
-        table.add_row(
-            finding.image, size, _yes(finding.broken_by_minimal),
-            f"{finding.fixed.apsr.item():.2%}", _yes(bool(finding.fixed.success)), verdict,
-        )  # fmt: skip
-    return table
-
-
 def check_table(checks: Sequence[Check], title: str) -> Table:
     """A line per check: verdict, name and finding."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -71,10 +50,6 @@ def check_table(checks: Sequence[Check], title: str) -> Table:
         verdict = Text(f"{MARKS[check.verdict]} {check.verdict}", style=COLOURS[check.verdict])
         table.add_row(verdict, check.name, Text(check.finding))  # as it is: brackets are not markup
     return table
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _format(name: str, value: float) -> str:
