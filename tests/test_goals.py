@@ -11,6 +11,7 @@ import segprox
 from segprox import Problem, SegproxError, load_dataset, make_attack
 from segprox.attacks.lagrangian import ConstraintMask
 from segprox.attacks.objectives import OBJECTIVES, gradient
+from segprox.cli import main
 from segprox.data import make_goal, open_split
 from segprox.data.targets import majority
 from segprox.losses import cross_entropy, dlr_plus, margin
@@ -250,3 +251,27 @@ class Maps2(Maps):
     def __init__(self):
         super().__init__(torch.ones(32, 32), torch.zeros(32, 32), classes=[f"class-{i}" for i in range(8)])
         self.names = ["some", "none"]
+
+
+def test_the_demo_shows_both_rates_within_80_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["demo", "--target", "erase:person", "--images", "1", "--steps", "30"]
+    monkeypatch.setattr("sys.argv", ["segprox", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    text = capsys.readouterr().out
+    assert stop.value.code in (0, None)
+    heading = next(line for line in text.splitlines() if "attacked" in line and "image" in line)
+    assert heading.split() == [
+        "image",
+        "clean",
+        "acc.",
+        "attacked",
+        "protected",
+        "linf",
+        "x",
+        "255",
+        "forwards",
+        "success",
+    ]

@@ -59,7 +59,7 @@ def demo(
     finally:  # whatever happened, what is done is not lost
         found = [record for record in evaluation.status()[0].records.values() if isinstance(record, Record)]
         if found:
-            aim = "every pixel wrong" if target is None else f"every pixel {target}"
+            aim = "every pixel wrong" if target is None else f"goal {target}"
             out.print(record_table(found, f"{attack} on {model}: {aim}"))
     if not all(record.found.success for record in found):
         out.print("Not every image was broken: more --steps, or another --attack, may do it.")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 120  # of tables as text
+SCORES = ("linf", "l2", "l1", "apsr", "attacked", "protected")  # columns of the rows
 
 
 class SummaryTable:
@@ -166,7 +167,7 @@ class Results(Sequence[RunResults]):
             for record in run.records:
                 rows.append({
                     **names, "image": record.image, "broken": record.found.success, "norm": record.norm,
-                    **{name: getattr(record.found, name) for name in ("linf", "l2", "l1", "apsr")},
+                    **{name: getattr(record.found, name) for name in SCORES},
                     "clean_accuracy": record.clean_accuracy, "accuracy": record.accuracy,
                     "broken_8bit": record.rounded.success, "linf_8bit": record.rounded.linf,
                     "forwards": record.forwards, "backwards": record.backwards, "seconds": record.seconds,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from segprox.report.units import LINF
 from segprox.run import Check
-from segprox.run.record import Record
+from segprox.run.record import Record, Score
 from segprox.sizes import median_size
 
 MARKS = {"green": "+", "amber": "!", "red": "x"}  # beside word and colour, and in any encoding
@@ -24,12 +24,14 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     table.box, table.padding, table.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
     columns: dict[str, Sequence[float]] = {
         "clean acc.": [record.clean_accuracy for record in records],
-        "APSR": [record.found.apsr for record in records],
+        **_rates([record.found for record in records]),
         "linf x 255": [record.found.linf * 255 for record in records],
         "l2": [record.found.l2 for record in records],
         "forwards": [record.forwards for record in records],
         "seconds": [record.seconds for record in records],
     }
+    if "protected" in columns:
+        del columns["l2"], columns["seconds"]
     counted = [LINF.counted(record) * LINF.factor for record in records]
     table.add_column("image", footer="median", no_wrap=True)
     for name, values in (columns | {"linf x 255": counted}).items():
@@ -39,6 +41,16 @@ def record_table(records: Sequence[Record], title: str) -> Table:
         cells = [_format(name, values[i]) for name, values in columns.items()]
         table.add_row(record.image, *cells, "yes" if record.found.success else "[red]no[/red]")
     return table
+
+
+def _rates(found: Sequence[Score]) -> dict[str, list[float]]:
+    """The shares of pixels that are as the attack wants them: of attacked and protected ones, where there are such."""
+    if any(score.protected is None for score in found):
+        return {"APSR": [score.apsr for score in found]}
+    return {
+        "attacked": [score.attacked or 0.0 for score in found],
+        "protected": [score.protected or 0.0 for score in found],
+    }
 
 
 def check_table(checks: Sequence[Check], title: str) -> Table:
@@ -53,6 +65,6 @@ def check_table(checks: Sequence[Check], title: str) -> Table:
 
 
 def _format(name: str, value: float) -> str:
-    if name in ("clean acc.", "APSR"):
+    if name in ("clean acc.", "APSR", "attacked", "protected"):
         return f"{value:.2%}"
     return f"{value:.0f}" if name == "forwards" else f"{value:.2f}"
