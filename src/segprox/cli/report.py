@@ -1,16 +1,12 @@
 """Reports: segprox report, compare, require."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from segprox.cli.base import app, check_writable, out, writing_to
 from segprox.errors import SegproxError
-
-if TYPE_CHECKING:
-    from segprox.report.results import RunResults
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run wrote to: runs, or folders of them.")]
 
@@ -55,14 +51,18 @@ def compare(
 ) -> None:
     """Compare runs image by image, each with the first: two attacks, two models, or the same before and after.
 
-    Folders of several runs are compared run by run: the same model, dataset, attack and goal.
+    Folders of several runs are compared run by run: those of the same dataset and goal, and of the same model and
+    attack, or at least attack.
     """
-    from segprox.report.contents import compare_tables
+    from segprox.report.compare import compare_tables, match_runs
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_tables
 
-    tables = compare_tables(_pairs([load_runs([folder]) for folder in folders]))
+    if len(folders) < 2:
+        raise SegproxError("compare needs two runs or more, but got one folder")
+    first, *others = (load_runs([folder]) for folder in folders)
+    tables = compare_tables([pair for other in others for pair in match_runs(first, other)])
     out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)
@@ -111,25 +111,3 @@ def require_(
         out.print("There are too few images to tell: evaluate more, with a higher --limit.")
         raise typer.Exit(4)
     out.print("All requirements are met.")
-
-
-def _pairs(loaded: Sequence[list["RunResults"]]) -> "list[tuple[RunResults, RunResults]]":
-    from segprox.report.statistics import common_norms
-
-    if len(loaded) < 2:
-        raise SegproxError("compare needs two runs or more, but got one folder")
-    references, others = loaded[0], [result for results in loaded[1:] for result in results]
-    if all(len(results) == 1 for results in loaded):
-        pairs = [(references[0], other) for other in others]
-    else:
-        known = {result.run.title: result for result in references}
-        pairs = [(known[other.run.title], other) for other in others if other.run.title in known]
-    if not pairs:
-        raise SegproxError("the folders have no run in common: the same model, dataset, attack and goal")
-    for first, second in pairs:
-        if first.unit != second.unit:
-            what = f"{first.run.title} is measured in {first.unit.norm} and {second.run.title} in {second.unit.norm}"
-            raise SegproxError(f"{what}: they cannot be compared")
-        if not common_norms([first, second]).size:
-            raise SegproxError(f"{first.run.title} and {second.run.title} have no image in common")
-    return pairs

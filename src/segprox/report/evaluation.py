@@ -11,6 +11,7 @@ from rich.console import Console
 
 from segprox.errors import SegproxError
 from segprox.optional import require
+from segprox.report.compare import compare_tables, match_runs
 from segprox.report.contents import report_tables
 from segprox.report.curves import Curve, measure_curve, unbroken_curve
 from segprox.report.findings import smallest
@@ -206,6 +207,26 @@ class Results(Sequence[RunResults]):
         norms = smallest(group.runs.values())
         names = {key: record.image for run in group.runs.values() for key, record in zip(run.by_image, run.records)}
         return {names[key]: norm if norm < group.unit.unbroken else float("inf") for key, norm in norms.items()}
+
+    def compare(self, other: "Results") -> SummaryTable:
+        """Compare with other results on the same images: two models, two attacks, or before and after a change.
+
+        Runs are matched by dataset, goal, threshold and norm (and epsilon, where it is fixed), and among those by model
+        and attack; where no model is on both sides, by attack; and where no attack is either, if there is one run on
+        each side. Images are matched by their pixels. For each pair: the medians of both on the images that both have,
+        the median of the ratios, the median difference with its 95 % interval, the shares of images where the second
+        is larger and smaller, and the p-value of an exact sign test. "More robust" is said where that is below 0.05.
+
+        Example:
+            >>> import segprox
+            >>> one, other = (
+            ...     segprox.evaluate(name, "demo", "fmn", limit=2, steps=20, progress=False)
+            ...     for name in ("demo-standard", "demo-robust")
+            ... )
+            >>> one.compare(other).tables[0].notes[0]
+            'No difference is shown between demo-standard and demo-robust (fmn, demo, untargeted; p = 0.5).'
+        """
+        return SummaryTable(compare_tables(match_runs(self.runs, other.runs)))
 
     def require(self, *requirements: Mapping[str, Any]) -> "Requirements":
         """Judge requirements, each on every model, dataset and goal.

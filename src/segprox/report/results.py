@@ -1,7 +1,7 @@
 """What stores hold, ready for tables, figures and pages."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from segprox.run.record import ImageError, Record
 from segprox.run.store import Store, stores
 
 Sizes = NDArray[np.float64]
+Image = tuple[str, int]  # its pixels, whatever its name; numbered where a dataset holds an image twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +49,20 @@ class RunResults:
         return np.array([self.unit.counted(record) for record in self.records], dtype=np.float64)
 
     @cached_property
-    def by_image(self) -> dict[tuple[str, int], float]:
-        """Norms by the image's pixels, whatever its name; numbered where a dataset holds an image twice."""
+    def by_image(self) -> dict[Image, float]:
+        """Norms by image."""
+        return self._by_image(self.norms.tolist())
+
+    @cached_property
+    def accuracy_by_image(self) -> dict[Image, float]:
+        """The pixel accuracy that the attack left, by image."""
+        return self._by_image([record.accuracy for record in self.records])
+
+    def _by_image(self, values: Iterable[float]) -> dict[Image, float]:
         seen: Counter[str] = Counter()
         found = {}
-        for record, norm in zip(self.records, self.norms.tolist()):
-            found[record.image_hash, seen[record.image_hash]] = norm
+        for record, value in zip(self.records, values):
+            found[record.image_hash, seen[record.image_hash]] = value
             seen[record.image_hash] += 1
         return found
 
