@@ -1,4 +1,4 @@
-"""Reports: segprox report, compare, require."""
+"""Reports: segprox report, compare, card, require."""
 
 from pathlib import Path
 from typing import Annotated
@@ -68,6 +68,25 @@ def compare(
         check_writable(out_dir)
         with writing_to(out_dir):
             write_tables(tables, out_dir)
+
+
+@app.command()
+def card(
+    folders: RunsArgument,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for card.md and card.json.")],
+) -> None:
+    """Write a section of a model card, with numbers, intervals, versions and the commands that repeat them.
+
+    card.md begins with the metadata that the Hugging Face Hub reads (model-index); card.json has it and all numbers.
+    """
+    from segprox.report.card import Card
+    from segprox.report.results import load_runs
+
+    made = Card.of(load_runs(folders))
+    check_writable(out_dir)
+    with writing_to(out_dir):
+        path = made.write(out_dir)
+    out.print(f"The card is {path.as_posix()}, its data {path.with_suffix('.json').as_posix()}.", highlight=False)
 
 
 @app.command("require")

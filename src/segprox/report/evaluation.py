@@ -11,6 +11,7 @@ from rich.console import Console
 
 from segprox.errors import SegproxError
 from segprox.optional import require
+from segprox.report.card import Card
 from segprox.report.compare import compare_tables, match_runs
 from segprox.report.contents import report_tables
 from segprox.report.curves import Curve, measure_curve, unbroken_curve
@@ -227,6 +228,17 @@ class Results(Sequence[RunResults]):
             'No difference is shown between demo-standard and demo-robust (fmn, demo, untargeted; p = 0.5).'
         """
         return SummaryTable(compare_tables(match_runs(self.runs, other.runs)))
+
+    def card(self) -> Card:
+        """What was found and how to repeat it, as a section of a model card: `markdown`, `data`, `write(folder)`.
+
+        Example:
+            >>> import segprox
+            >>> found = segprox.evaluate("demo-standard", "demo", "fmn", limit=2, steps=20, progress=False)
+            >>> found.card().data["segprox"][0]["runs"][0]["command"]
+            'segprox evaluate --model demo-standard --dataset demo --attack fmn --set steps=20 --limit 2 --out results'
+        """
+        return Card.of(self.runs)
 
     def require(self, *requirements: Mapping[str, Any]) -> "Requirements":
         """Judge requirements, each on every model, dataset and goal.

@@ -38,15 +38,24 @@ class RunResults:
         count = len(self.records[0].counts.tp) if self.records else 0
         return known or tuple(str(k) for k in range(count))
 
+    @property
+    def epsilon(self) -> float | None:
+        """The size that the attack stays within by design; none for attacks that look for the smallest one."""
+        return float(self.header["attack"]["epsilon"]) if self.header.get("family") == "fixed-epsilon" else None
+
     @cached_property
     def sizes(self) -> Sizes:
         """The size of each record's perturbation, whether or not it is a success."""
-        return np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+        sizes = np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+        if self.epsilon is None:
+            return sizes
+        # Single precision rounds a perturbation of epsilon to a little more, which is within epsilon all the same.
+        return np.where(np.isclose(sizes, self.epsilon, rtol=1e-5, atol=1e-6), self.epsilon, sizes)
 
     @cached_property
     def norms(self) -> Sizes:
         """The sizes that count: those of successes, and for all others what an image that was not broken counts as."""
-        return np.array([self.unit.counted(record) for record in self.records], dtype=np.float64)
+        return np.where(self.success, self.sizes, self.unit.unbroken)
 
     @cached_property
     def by_image(self) -> dict[Image, float]:
