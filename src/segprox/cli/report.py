@@ -15,12 +15,16 @@ RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run w
 def report(
     folders: RunsArgument,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the page.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="paper", help="Also show runs of the paper's models beside its numbers.")
+    ] = None,
 ) -> None:
     """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
     from segprox.report.contents import report_tables
     from segprox.report.figures import draw_figures
     from segprox.report.groups import group_runs
     from segprox.report.page import write_page
+    from segprox.report.published import against as beside
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_figures, write_tables
@@ -28,15 +32,16 @@ def report(
     results = load_runs(folders)
     if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
-    check_writable(out_dir)
     groups = group_runs(results)
-    tables = report_tables(groups)
+    published = [] if against is None else beside(results, against)
+    tables = [*report_tables(groups), *published]
+    check_writable(out_dir)
     with writing_to(out_dir):
         write_tables(tables, out_dir / "tables")
         write_figures(draw_figures(groups), out_dir / "figures")
         page = write_page(results, out_dir / "index.html")
     for table in tables:
-        if table.name.startswith("norms-"):
+        if table.name.startswith("norms-") or table in published:
             out.print(to_screen(table))
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False

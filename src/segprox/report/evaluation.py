@@ -18,6 +18,7 @@ from segprox.report.curves import Curve, measure_curve, unbroken_curve
 from segprox.report.findings import smallest
 from segprox.report.groups import Group, attack_labels, group_runs
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
+from segprox.report.published import PAPER, against
 from segprox.report.requirements import Outcome, Requirement, judge, read_requirements, requirement_table
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
@@ -228,6 +229,17 @@ class Results(Sequence[RunResults]):
             'No difference is shown between demo-standard and demo-robust (fmn, demo, untargeted; p = 0.5).'
         """
         return SummaryTable(compare_tables(match_runs(self.runs, other.runs)))
+
+    def against(self, source: str = PAPER) -> SummaryTable:
+        """The runs of the paper's models beside the numbers that it published, with ratios; names those it lacks.
+
+        Example:
+            >>> import segprox
+            >>> found = segprox.evaluate("demo-standard", "demo", "fmn", limit=1, steps=5, progress=False)
+            >>> found.against("paper").tables[0].notes[-1]
+            'Nothing is published for: demo-standard | demo | fmn steps=5 | untargeted.'
+        """
+        return SummaryTable(against(self.runs, source))
 
     def card(self) -> Card:
         """What was found and how to repeat it, as a section of a model card: `markdown`, `data`, `write(folder)`.
