@@ -190,7 +190,7 @@ def _clean(beside: Sequence[_Beside]) -> Table:
         Column("mIoU difference", "+.2%"),
     )  # fmt: skip
     note = "Of pixels, and pooled over images, at the size that was attacked: the paper does not resize either."
-    return Table(f"against-{PAPER}-clean", "Beside the paper: unchanged images", columns, tuple(rows), (note, OF))
+    return Table(f"against-{PAPER}-clean", "Beside the paper: unchanged images", columns, tuple(rows), (note, OF), 2)
 
 
 def _costs(beside: Sequence[_Beside]) -> Table:
