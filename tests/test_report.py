@@ -14,8 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from segprox.report.contents import compare_tables, report_tables
+from segprox.errors import SegproxError
+from segprox.report.compare import compare_tables, match_runs
+from segprox.report.contents import report_tables
 from segprox.report.curves import anytime_curve, measure_curve, unbroken_curve
+from segprox.report.evaluation import Results
 from segprox.report.figures import _steps, draw_figures, masking_variants, save_figure
 from segprox.report.groups import attack_labels, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
@@ -622,15 +625,15 @@ def test_compare_command(segprox, tmp_path):
     make_results(tmp_path / "b", {"pdpgd": [0.2]})
     code, output, _ = segprox("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
     assert code == 0
-    assert "+25.500" in output
+    assert "+25.50" in output
     assert "0.25" in output
-    assert "m | d | fmn | untargeted (b)" in output
+    assert "No difference is shown between m (a) and m (b) (fmn, d, untargeted; p = 0.25)." in output
     assert (tmp_path / "out" / "comparison.tex").exists()
     assert "pdpgd" not in output  # a folder of several: run by run
     single = next((tmp_path / "b").glob("*pdpgd*"))
     code, output, _ = segprox("compare", next((tmp_path / "a").iterdir()), single)
     assert code == 0
-    assert "m | d | pdpgd | untargeted" in output
+    assert "fmn against pdpgd" in output
 
 
 def test_compare_refuses(segprox, tmp_path):
@@ -643,6 +646,75 @@ def test_compare_refuses(segprox, tmp_path):
         assert sentence in error
 
 
-def test_compare_table_of_nothing_in_common():
+def one_run(norms, attack="fmn", model="m", fixed=None, **more):
+    header = {} if fixed is None else {"family": "fixed-epsilon", "attack": {"epsilon": fixed}}
+    return replace(results_of(norms, attack=attack, model=model, **more), header=header)
+
+
+def test_compared_numbers():
+    first, second = one_run([0.01, 0.02, 0.04, None]), one_run([0.03, 0.02, 0.02, 0.5], model="better")
+    (table,) = compare_tables([(first, second)])
+    cells = dict(zip((column.heading for column in table.columns), table.rows[0]))
+    assert (cells["first against second"], cells["with"], cells["images"]) == ("m against better", "fmn", 4)
+    assert (cells["median 1"], cells["median 2"]) == (pytest.approx(0.02 * 255), pytest.approx(0.02 * 255))
+    assert cells["ratio"] == pytest.approx((1 + 0.5) / 2)  # of 3, 1, 1/2 and 1/2
+    assert cells["difference"] == pytest.approx(-0.01 * 255)  # of 0.02, 0, -0.02 and -0.5
+    assert (cells["larger"], cells["smaller"], cells["p-value"]) == (0.25, 0.5, 1.0)
+    assert table.notes[0] == "No difference is shown between m and better (fmn, d, untargeted; p = 1)."
+
+
+@pytest.mark.parametrize("images", [5, 6])
+def test_more_robust_is_said_where_the_test_supports_it(images):
+    weak, strong = one_run([0.01] * images), one_run([0.02] * images, model="better")
+    said = "better is more robust than m" if images == 6 else "No difference is shown between"  # p is 0.031 or 0.063
+    for pair in ((weak, strong), (strong, weak)):
+        assert compare_tables([pair])[0].notes[0].startswith(said)
+    attacks = compare_tables([(weak, one_run([0.02] * images, "pdpgd"))])[0].notes[0]
+    assert attacks.startswith("fmn is a stronger attack than pdpgd (m, d" if images == 6 else "No difference is shown")
+
+
+def test_attacks_within_an_epsilon_are_compared_by_what_they_leave():
+    first, second = (one_run([0.01] * 3, "fgsm", model, fixed=0.01) for model in ("m", "better"))
+    accuracies = {first: (0.1, 0.2, 0.3), second: (0.3, 0.2, 0.9)}
+    pair = [
+        replace(run, records=tuple(replace(r, accuracy=a) for r, a in zip(run.records, values)))
+        for run, values in accuracies.items()
+    ]
+    (table,) = compare_tables([(pair[0], pair[1])])
+    cells = dict(zip((column.heading for column in table.columns), table.rows[0]))
+    assert table.name == "comparison-epsilon"
+    assert (cells["median 1"], cells["median 2"], cells["difference"]) == (0.2, 0.3, pytest.approx(0.2))
+    assert (cells["larger"], cells["smaller"]) == (pytest.approx(2 / 3), 0)
+
+
+def test_which_runs_belong_together():
+    def titles(first, second):
+        return [(one.run.title, other.run.title) for one, other in match_runs(first, second)]
+
+    palma, fmn, aimed = one_run([0.1], "palma"), one_run([0.1]), one_run([0.1], goal="road")
+    theirs = [one_run([0.1], attack, "other") for attack in ("fmn", "palma")]
+    assert titles([palma, fmn], [fmn, palma]) == [(run.run.title, run.run.title) for run in (palma, fmn)]
+    assert titles([palma, fmn], theirs) == [
+        (palma.run.title, theirs[1].run.title), (fmn.run.title, theirs[0].run.title)
+    ]  # fmt: skip
+    # one run for each goal
+    assert titles([palma, aimed], [theirs[0], replace(aimed, run=make_run("dag-0.003", goal="road"))]) == [
+        ("m | d | palma | untargeted", "other | d | fmn | untargeted"),
+        ("m | d | fmn | road", "m | d | dag-0.003 | road"),
+    ]
+    assert titles([fmn], [one_run([0.1], dataset="moved")]) == [(fmn.run.title, "m | moved | fmn | untargeted")]
+    for other in (aimed, one_run([0.1], settings={"threshold": 0.9}), one_run([0.1], fixed=0.01)):
+        with pytest.raises(
+            SegproxError, match="cannot be compared: goal, threshold, norm and epsilon must be the same"
+        ):
+            match_runs([fmn], [other])
+    with pytest.raises(SegproxError, match="no run in common"):
+        match_runs([fmn, palma], [one_run([0.1], "pdpgd"), one_run([0.1], "dag-0.003")])
+
+
+def test_nothing_in_common_is_refused():
     first, second = results_of([0.1]), replace(results_of([0.1]), records=(make_record("other"),))
-    assert compare_tables([(first, second)])[0].rows[0][2] == 0
+    with pytest.raises(SegproxError, match="have no image in common"):
+        compare_tables([(first, second)])
+    with pytest.raises(SegproxError, match="have no image in common"):
+        Results([first]).compare(Results([second]))

@@ -1,16 +1,12 @@
-"""Reports: segprox report, compare, require."""
+"""Reports: segprox report, compare, card, require."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from segprox.cli.base import app, check_writable, out, writing_to
 from segprox.errors import SegproxError
-
-if TYPE_CHECKING:
-    from segprox.report.results import RunResults
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run wrote to: runs, or folders of them.")]
 
@@ -19,12 +15,16 @@ RunsArgument = Annotated[list[Path], typer.Argument(help="What evaluate or run w
 def report(
     folders: RunsArgument,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the page.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="paper", help="Also show runs of the paper's models beside its numbers.")
+    ] = None,
 ) -> None:
     """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
     from segprox.report.contents import report_tables
     from segprox.report.figures import draw_figures
     from segprox.report.groups import group_runs
     from segprox.report.page import write_page
+    from segprox.report.published import against as beside
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_figures, write_tables
@@ -32,15 +32,16 @@ def report(
     results = load_runs(folders)
     if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
-    check_writable(out_dir)
     groups = group_runs(results)
-    tables = report_tables(groups)
+    published = [] if against is None else beside(results, against)
+    tables = [*report_tables(groups), *published]
+    check_writable(out_dir)
     with writing_to(out_dir):
         write_tables(tables, out_dir / "tables")
         write_figures(draw_figures(groups), out_dir / "figures")
         page = write_page(results, out_dir / "index.html")
     for table in tables:
-        if table.name.startswith("norms-"):
+        if table.name.startswith("norms-") or table in published:
             out.print(to_screen(table))
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
@@ -55,19 +56,42 @@ def compare(
 ) -> None:
     """Compare runs image by image, each with the first: two attacks, two models, or the same before and after.
 
-    Folders of several runs are compared run by run: the same model, dataset, attack and goal.
+    Folders of several runs are compared run by run: those of the same dataset and goal, and of the same model and
+    attack, or at least attack.
     """
-    from segprox.report.contents import compare_tables
+    from segprox.report.compare import compare_tables, match_runs
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
     from segprox.report.write import write_tables
 
-    tables = compare_tables(_pairs([load_runs([folder]) for folder in folders]))
+    if len(folders) < 2:
+        raise SegproxError("compare needs two runs or more, but got one folder")
+    first, *others = (load_runs([folder]) for folder in folders)
+    tables = compare_tables([pair for other in others for pair in match_runs(first, other)])
     out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)
         with writing_to(out_dir):
             write_tables(tables, out_dir)
+
+
+@app.command()
+def card(
+    folders: RunsArgument,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for card.md and card.json.")],
+) -> None:
+    """Write a section of a model card, with numbers, intervals, versions and the commands that repeat them.
+
+    card.md begins with the metadata that the Hugging Face Hub reads (model-index); card.json has it and all numbers.
+    """
+    from segprox.report.card import Card
+    from segprox.report.results import load_runs
+
+    made = Card.of(load_runs(folders))
+    check_writable(out_dir)
+    with writing_to(out_dir):
+        path = made.write(out_dir)
+    out.print(f"The card is {path.as_posix()}, its data {path.with_suffix('.json').as_posix()}.", highlight=False)
 
 
 @app.command("require")
@@ -111,25 +135,3 @@ def require_(
         out.print("There are too few images to tell: evaluate more, with a higher --limit.")
         raise typer.Exit(4)
     out.print("All requirements are met.")
-
-
-def _pairs(loaded: Sequence[list["RunResults"]]) -> "list[tuple[RunResults, RunResults]]":
-    from segprox.report.statistics import common_norms
-
-    if len(loaded) < 2:
-        raise SegproxError("compare needs two runs or more, but got one folder")
-    references, others = loaded[0], [result for results in loaded[1:] for result in results]
-    if all(len(results) == 1 for results in loaded):
-        pairs = [(references[0], other) for other in others]
-    else:
-        known = {result.run.title: result for result in references}
-        pairs = [(known[other.run.title], other) for other in others if other.run.title in known]
-    if not pairs:
-        raise SegproxError("the folders have no run in common: the same model, dataset, attack and goal")
-    for first, second in pairs:
-        if first.unit != second.unit:
-            what = f"{first.run.title} is measured in {first.unit.norm} and {second.run.title} in {second.unit.norm}"
-            raise SegproxError(f"{what}: they cannot be compared")
-        if not common_norms([first, second]).size:
-            raise SegproxError(f"{first.run.title} and {second.run.title} have no image in common")
-    return pairs

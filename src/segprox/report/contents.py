@@ -53,7 +53,7 @@ def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
         _fixed(unit, fixed, within), _accuracy(known), _rounded(unit, sizes), _complexity(known), _optimality(minimal),
         _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal), _runs(groups),
     ]  # fmt: skip
-    return [_named(table, unit) for table in tables if table.rows]
+    return [named(table, unit) for table in tables if table.rows]
 
 
 def _summaries(groups: Sequence[Group]) -> Summaries:
@@ -79,7 +79,7 @@ def _fixed(unit: Unit, groups: Sequence[Group], known: Summaries) -> Table:
     return _table("fixed-epsilon", "What is left within epsilon", columns, tuple(rows), note, ERRORS)
 
 
-def _named(table: Table, unit: Unit) -> Table:
+def named(table: Table, unit: Unit) -> Table:
     """With its norm, unless that is linf."""
     if unit.norm == "linf":
         return table
@@ -238,11 +238,12 @@ PAIRED = (
 )  # fmt: skip
 
 
-def _paired_notes(unit: Unit) -> tuple[str, ...]:
+def paired_notes(unit: Unit) -> tuple[str, ...]:
+    """What the columns of a comparison mean."""
     return (
         f"Difference: the second's {unit.name} minus the first's, on the images that both have; not broken counts as "
         f"{unit.unbroken_text}.",
-        "low and high: 95 % bootstrap interval. larger, smaller: images on which the second needs more or less.",
+        "low and high: 95 % bootstrap interval. larger, smaller: images on which the second is larger or smaller.",
         "p-value: exact sign test, two-sided, not corrected for several comparisons.",
     )
 
@@ -260,7 +261,7 @@ def _against_best(unit: Unit, groups: Sequence[Group]) -> Table:
                 rows.append((*group.names, best, label, *pair))
     columns = (*PLACE, Column("first"), Column("second"), *PAIRED)
     title = "Each attack against the one with the smallest median, image by image"
-    return Table("paired", title, columns, tuple(rows), _paired_notes(unit), keys=3)
+    return Table("paired", title, columns, tuple(rows), paired_notes(unit), keys=3)
 
 
 def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
@@ -268,26 +269,6 @@ def _pair_cells(first: RunResults, second: RunResults) -> tuple[Value, ...]:
     errors = len(first.errors) + len(second.errors)
     norms = (found.difference * first.unit.factor, *_scaled(found.interval, first.unit))
     return (found.images, errors, *norms, found.larger, found.equal, found.smaller, found.p_value)
-
-
-def compare_tables(pairs: Sequence[tuple[RunResults, RunResults]]) -> list[Table]:
-    """Pairs of runs, image by image: a table for each norm, which both of a pair share."""
-    units = dict.fromkeys(first.unit for first, _ in pairs)
-    return [_named(_compared(unit, [pair for pair in pairs if pair[0].unit == unit]), unit) for unit in units]
-
-
-def _compared(unit: Unit, pairs: Sequence[tuple[RunResults, RunResults]]) -> Table:
-    rows = tuple((*_pair_names(first, second), *_pair_cells(first, second)) for first, second in pairs)
-    columns = (Column("first"), Column("second"), *PAIRED)
-    return Table("comparison", "Compared image by image", columns, rows, _paired_notes(unit), keys=1)
-
-
-def _pair_names(first: RunResults, second: RunResults) -> tuple[str, str]:
-    """Titles, with the folders they are from if they are the same."""
-    one, other = first.run.title, second.run.title
-    if one != other:
-        return one, other
-    return f"{one} ({first.folder.parent.name})", f"{other} ({second.folder.parent.name})"
 
 
 def _runs(groups: Sequence[Group]) -> Table:

@@ -11,11 +11,14 @@ from rich.console import Console
 
 from segprox.errors import SegproxError
 from segprox.optional import require
+from segprox.report.card import Card
+from segprox.report.compare import compare_tables, match_runs
 from segprox.report.contents import report_tables
 from segprox.report.curves import Curve, measure_curve, unbroken_curve
 from segprox.report.findings import smallest
 from segprox.report.groups import Group, attack_labels, group_runs
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
+from segprox.report.published import PAPER, against
 from segprox.report.requirements import Outcome, Requirement, judge, read_requirements, requirement_table
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
@@ -207,6 +210,48 @@ class Results(Sequence[RunResults]):
         norms = smallest(group.runs.values())
         names = {key: record.image for run in group.runs.values() for key, record in zip(run.by_image, run.records)}
         return {names[key]: norm if norm < group.unit.unbroken else float("inf") for key, norm in norms.items()}
+
+    def compare(self, other: "Results") -> SummaryTable:
+        """Compare with other results on the same images: two models, two attacks, or before and after a change.
+
+        Runs are matched by dataset, goal, threshold and norm (and epsilon, where it is fixed), and among those by model
+        and attack; where no model is on both sides, by attack; and where no attack is either, if there is one run on
+        each side. Images are matched by their pixels. For each pair: the medians of both on the images that both have,
+        the median of the ratios, the median difference with its 95 % interval, the shares of images where the second
+        is larger and smaller, and the p-value of an exact sign test. "More robust" is said where that is below 0.05.
+
+        Example:
+            >>> import segprox
+            >>> one, other = (
+            ...     segprox.evaluate(name, "demo", "fmn", limit=2, steps=20, progress=False)
+            ...     for name in ("demo-standard", "demo-robust")
+            ... )
+            >>> one.compare(other).tables[0].notes[0]
+            'No difference is shown between demo-standard and demo-robust (fmn, demo, untargeted; p = 0.5).'
+        """
+        return SummaryTable(compare_tables(match_runs(self.runs, other.runs)))
+
+    def against(self, source: str = PAPER) -> SummaryTable:
+        """The runs of the paper's models beside the numbers that it published, with ratios; names those it lacks.
+
+        Example:
+            >>> import segprox
+            >>> found = segprox.evaluate("demo-standard", "demo", "fmn", limit=1, steps=5, progress=False)
+            >>> found.against("paper").tables[0].notes[-1]
+            'Nothing is published for: demo-standard | demo | fmn steps=5 | untargeted.'
+        """
+        return SummaryTable(against(self.runs, source))
+
+    def card(self) -> Card:
+        """What was found and how to repeat it, as a section of a model card: `markdown`, `data`, `write(folder)`.
+
+        Example:
+            >>> import segprox
+            >>> found = segprox.evaluate("demo-standard", "demo", "fmn", limit=2, steps=20, progress=False)
+            >>> found.card().data["segprox"][0]["runs"][0]["command"]
+            'segprox evaluate --model demo-standard --dataset demo --attack fmn --set steps=20 --limit 2 --out results'
+        """
+        return Card.of(self.runs)
 
     def require(self, *requirements: Mapping[str, Any]) -> "Requirements":
         """Judge requirements, each on every model, dataset and goal.

@@ -10,7 +10,7 @@ import numpy as np
 
 from segprox.norms import NormName
 from segprox.report.groups import Group, epsilon_of
-from segprox.report.results import RunResults, Sizes
+from segprox.report.results import Image, RunResults, Sizes
 from segprox.report.statistics import common_norms
 from segprox.report.units import Unit
 from segprox.sizes import median_size
@@ -50,9 +50,6 @@ class Verdict:
         who = "Half of the images fall" if self.images > 1 else "The image falls"
         of = " of the brightness range" if self.group.norm == "linf" else ""
         return f"{who} to a change of at most {self.group.unit.text(self.half)}{of}."
-
-
-Image = tuple[str, int]  # see `RunResults.by_image`
 
 
 def smallest(results: Iterable[RunResults]) -> dict[Image, float]:

@@ -59,8 +59,7 @@ class Group:
 
 def epsilon_of(result: RunResults) -> float | None:
     """The size that an attack stays within by design; none for attacks that look for the smallest change."""
-    header = result.header
-    return float(header["attack"]["epsilon"]) if header.get("family") == "fixed-epsilon" else None
+    return result.epsilon
 
 
 def group_runs(results: Sequence[RunResults]) -> list[Group]:

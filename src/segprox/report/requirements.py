@@ -142,16 +142,23 @@ def _judge_share(requirement: Withstand, group: Group) -> Judged:
 
 
 def _judge_quality(what: str, required: float, epsilon: float, group: Group, measure: Callable[[Any], float]) -> Judged:
-    """By the run that leaves least; its interval is of images drawn with replacement."""
-    left = {label: measure(_counts_at(run, epsilon)) for label, run in group.runs.items() if run.records}
+    return Judged(what, group.title, required, *quality_at(group, epsilon, measure))
+
+
+def quality_at(group: Group, epsilon: float, measure: Callable[[Any], float]) -> tuple[float, Interval, int]:
+    """What the run that leaves least leaves within epsilon, its 95 % interval, and of how many images.
+
+    The measure is of counts `[3, images, classes]`; the interval is of images drawn with replacement.
+    """
+    left = {label: measure(_counts_at(run, epsilon)) for label, run in group.attacked.items()}
     if not left:
-        return Judged(what, group.title, required, nan, Interval(nan, nan), 0)
+        return nan, Interval(nan, nan), 0
     worst = group.runs[min(left, key=lambda label: left[label])]
     counts, generator = _counts_at(worst, epsilon), np.random.default_rng(0)
     size = counts.shape[1]
     drawn = [measure(counts[:, generator.integers(size, size=size)]) for _ in range(RESAMPLES)]
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Judged(what, group.title, required, min(left.values()), Interval(float(low), float(high)), size)
+    return min(left.values()), Interval(float(low), float(high)), size
 
 
 def _counts_at(run: RunResults, epsilon: float) -> Any:

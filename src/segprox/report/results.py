@@ -1,7 +1,7 @@
 """What stores hold, ready for tables, figures and pages."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from segprox.run.record import ImageError, Record
 from segprox.run.store import Store, stores
 
 Sizes = NDArray[np.float64]
+Image = tuple[str, int]  # its pixels, whatever its name; numbered where a dataset holds an image twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,23 +39,40 @@ class RunResults:
         count = len(self.records[0].counts.tp) if self.records else 0
         return known or tuple(str(k) for k in range(count))
 
+    @property
+    def epsilon(self) -> float | None:
+        """The size that the attack stays within by design; none for attacks that look for the smallest one."""
+        return float(self.header["attack"]["epsilon"]) if self.header.get("family") == "fixed-epsilon" else None
+
     @cached_property
     def sizes(self) -> Sizes:
         """The size of each record's perturbation, whether or not it is a success."""
-        return np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+        sizes = np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+        if self.epsilon is None:
+            return sizes
+        # Single precision rounds a perturbation of epsilon to a little more, which is within epsilon all the same.
+        return np.where(np.isclose(sizes, self.epsilon, rtol=1e-5, atol=1e-6), self.epsilon, sizes)
 
     @cached_property
     def norms(self) -> Sizes:
         """The sizes that count: those of successes, and for all others what an image that was not broken counts as."""
-        return np.array([self.unit.counted(record) for record in self.records], dtype=np.float64)
+        return np.where(self.success, self.sizes, self.unit.unbroken)
 
     @cached_property
-    def by_image(self) -> dict[tuple[str, int], float]:
-        """Norms by the image's pixels, whatever its name; numbered where a dataset holds an image twice."""
+    def by_image(self) -> dict[Image, float]:
+        """Norms by image."""
+        return self._by_image(self.norms.tolist())
+
+    @cached_property
+    def accuracy_by_image(self) -> dict[Image, float]:
+        """The pixel accuracy that the attack left, by image."""
+        return self._by_image([record.accuracy for record in self.records])
+
+    def _by_image(self, values: Iterable[float]) -> dict[Image, float]:
         seen: Counter[str] = Counter()
         found = {}
-        for record, norm in zip(self.records, self.norms.tolist()):
-            found[record.image_hash, seen[record.image_hash]] = norm
+        for record, value in zip(self.records, values):
+            found[record.image_hash, seen[record.image_hash]] = value
             seen[record.image_hash] += 1
         return found
 

@@ -5,19 +5,21 @@ paper, and as infinite in all others. The median is the smallest size that break
 that could not be attacked at all (errors) are counted but enter nothing else. What nothing is known of is NaN.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, nan
 from typing import NamedTuple
 
 import numpy as np
 
+from segprox.report.groups import epsilon_of
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
-from segprox.report.results import RunResults
+from segprox.report.results import Image, RunResults
 from segprox.report.results import Sizes as Values
 from segprox.sizes import median_size, median_sizes
 
 RESAMPLES = 1000
+SIGNIFICANT = 0.05  # a p-value below it
 
 
 class Interval(NamedTuple):
@@ -121,7 +123,10 @@ def bootstrap_median(
 
 def common_norms(results: Sequence[RunResults]) -> Values:
     """Norms on the images that all runs have, `[runs, images]`: images are the same if their pixels are."""
-    tables = [result.by_image for result in results]
+    return _common([result.by_image for result in results])
+
+
+def _common(tables: Sequence[Mapping[Image, float]]) -> Values:
     shared = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
     return np.array([[table[key] for key in shared] for table in tables], dtype=np.float64).reshape(len(tables), -1)
 
@@ -180,25 +185,37 @@ class Paired:
     """Two runs on the same images."""
 
     images: int  # that both have
-    difference: float  # median of the second's norm minus the first's
-    interval: Interval  # of the median, 95 %
-    larger: int  # images with a larger norm in the second
+    medians: tuple[float, float]  # of each, on these images
+    ratio: float  # median over images of the second's value over the first's
+    difference: float  # median of the second's value minus the first's
+    interval: Interval  # of the difference, 95 %
+    larger: int  # images with a larger value in the second
     smaller: int
     p_value: float  # of the sign test, two-sided: how likely so lopsided a result is by chance
 
     @property
     def equal(self) -> int:
-        """Images with the same norm in both."""
+        """Images with the same value in both."""
         return self.images - self.larger - self.smaller
+
+    @property
+    def differs(self) -> bool:
+        """Whether the test tells the two apart."""
+        return self.p_value < SIGNIFICANT
 
 
 def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired:
-    """How the second run's norms differ from the first's, image by image."""
-    one, other = common_norms([first, second])
+    """How the second run's norms differ from the first's, image by image; within an epsilon, the accuracy left."""
+    fixed = epsilon_of(first) is not None
+    one, other = _common([result.accuracy_by_image if fixed else result.by_image for result in (first, second)])
     differences = np.subtract(other, one, out=np.zeros_like(one), where=one != other)  # not broken by either is equal
+    with np.errstate(divide="ignore"):
+        ratios = np.divide(other, one, out=np.ones_like(one), where=one != other)
     larger, smaller = int((differences > 0).sum()), int((differences < 0).sum())
     return Paired(
         images=len(differences),
+        medians=(_median(one), _median(other)) if fixed else (median_size(one), median_size(other)),
+        ratio=_median(ratios),
         difference=_median(differences),
         interval=bootstrap_median(differences, seed, middle=_medians),
         larger=larger,

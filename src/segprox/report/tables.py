@@ -114,8 +114,8 @@ def _block(
 
 def to_markdown(table: Table) -> str:
     """With aligned columns; names are shown as they are, whatever is in them."""
-    heads = [_markdown(column.title) for column in table.columns]
-    cells = _rendered(table, _markdown, "**{}**")
+    heads = [markdown_text(column.title) for column in table.columns]
+    cells = _rendered(table, markdown_text, "**{}**")
     widths = [max(3, *(len(line[place]) for line in [heads, *cells])) for place in range(len(heads))]
     numeric = [column.form is not None for column in table.columns]
     lines = [
@@ -128,7 +128,7 @@ def to_markdown(table: Table) -> str:
         f"{'-' * (width - 1)}:" if right else f":{'-' * (width - 1)}" for width, right in zip(widths, numeric)
     )
     body = "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
-    return "\n\n".join([f"**{_markdown(table.title)}**", body, *map(_markdown, table.notes)])
+    return "\n\n".join([f"**{markdown_text(table.title)}**", body, *map(markdown_text, table.notes)])
 
 
 def to_latex(table: Table) -> str:
@@ -202,7 +202,8 @@ def _replaced(text: str, table: dict[str, str]) -> str:
     return "".join(table.get(character, character) for character in _plain(text))
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
     return _replaced(text, MARKDOWN)
 
 

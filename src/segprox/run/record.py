@@ -53,6 +53,7 @@ class Record:
     version: str  # of the segprox that made it
     image: str  # its name
     image_hash: str
+    model_hash: str | None = None  # of the network's weights and of how it is fed; unknown in older records
     height: int
     width: int
     labels: Literal["true", "model"]  # whether the labels are the model's own clean prediction

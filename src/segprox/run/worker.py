@@ -259,6 +259,7 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             version=segprox.__version__,
             image=job.sample.name,
             image_hash=digest(job.problem.images),
+            model_hash=prepared.loaded.hash,
             height=image.shape[2],
             width=image.shape[3],
             labels="true" if prepared.data.labelled else "model",
