@@ -100,7 +100,7 @@ SaveOption = Annotated[
     list[str] | None,
     typer.Option(
         "--save",
-        help="Keep float (safetensors, lossless), png (8-bit), or just previews (preview, the default); may be repeated.",
+        help="Keep float (safetensors, lossless), png (8-bit), or previews only (preview, the default); repeat.",
     ),
 ]
 MaxQueriesOption = Annotated[

@@ -59,8 +59,8 @@ def print_statuses(statuses: Sequence[Status]) -> None:
             out.print(f"{status.run.title}: {reached}", highlight=False, markup=False)
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
-        "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as the "
-        "attack wants.",
+        "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "
+        "the attack wants.",
         highlight=False,
         style="dim",
     )

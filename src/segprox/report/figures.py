@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,15 +99,16 @@ def _draw_shares(
 ) -> Figure:
     (figure, panels), unit = make_panels(groups), groups[0].unit
     minimal = [group.of_family("minimal").attacked for group in groups]
-    found = [
-        {label: curve(run) for label, run in runs.items()} | dict(some)
-        for runs, some in zip_longest(minimal, dots, fillvalue={})
-    ]
+    found = [{label: curve(run) for label, run in runs.items()} for runs in minimal]
+    found = [own | dict(some) for own, some in zip(found, dots)] if dots else found
     curves = [{label: Curve(own.x * unit.factor, own.y) for label, own in some.items()} for some in found]
     styles = {label: look for label, look in styles_of(groups).items() if any(label in some for some in curves)}
     axis = NormAxis.fitting(unit, [x for some in curves for own in some.values() for x in own.x])
     corners = [
-        {label: _steps(own, axis.end) if label in runs else own for label, own in some.items()}
+        {
+            label: _steps(own, axis.end) if label in runs else (own.x.tolist(), own.y.tolist())
+            for label, own in some.items()
+        }
         for runs, some in zip(minimal, curves)
     ]
     for group, axes, some, runs in zip(groups, panels, corners, minimal):
@@ -142,8 +142,8 @@ def _plot(
 ) -> None:
     for label, (x, y) in corners.items():
         look = {key: styles[label][key] for key in ("color", "linestyle")}
-        marks = {"marker": "o", "markersize": 4.5} if label in dotted else {}
-        axes.plot(x, y, **look, **marks, clip_on=clip, solid_joinstyle="miter")
+        marker = "o" if label in dotted else ""
+        axes.plot(x, y, **look, marker=marker, markersize=4.5, clip_on=clip, solid_joinstyle="miter")
 
 
 def _label(

@@ -200,8 +200,9 @@ def _table(unit: Unit, groups: Sequence[Group], family: Family) -> ResultTable:
     """The attacks of a family: the strongest first, or by growing epsilon."""
     what = {"minimal": "Smallest changes that break an image", "fixed-epsilon": "What is left within epsilon"}[family]
     own = [chosen for group in groups if (chosen := group.of_family(family)).runs]
-    name = unit.name.replace(" x ", " × ")
-    return ResultTable(f"{what}, in {name}", _columns(unit, family), [(group, _rows(group, family)) for group in own])
+    return ResultTable(
+        f"{what}, in {unit.name}", _columns(unit, family), [(group, _rows(group, family)) for group in own]
+    )
 
 
 def _rows(group: Group, family: Family) -> list[dict[str, Any]]:
