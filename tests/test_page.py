@@ -307,8 +307,7 @@ def test_fixed_epsilon_attacks_are_in_their_own_terms(tmp_path):
     texts, (verdict,) = said(tmp_path)
     assert (
         "pgd was run within 25.5/255, 51.0/255 and 102/255: it tells what is left of the model there, not how small a "
-        "change suffices."
-        in texts
+        "change suffices." in texts
     )
     assert verdict.figure == ("2.6", "/255")
 

@@ -210,7 +210,7 @@ def test_the_grid_is_lazy_and_filters(opened):
     assert len(all_of(opened, ".tile")) == 11
     Select(one(opened, "#by-outcome")).select_by_value("unbroken")
     assert texts(opened, ".tile .name") == ["scene 10", "scene 15"]
-    assert texts(opened, ".tile .unbroken")[:2] == ["not broken: 40.0% wrong", "at 9.5/255, 60.0% right"]
+    assert texts(opened, ".tile .unbroken")[:3] == ["not broken", "40.0% wrong at 9.5/255", "60.0% right"]
     Select(one(opened, "#by-outcome")).select_by_value("broken")
     Select(one(opened, "#sort-by")).select_by_value("best")
     assert texts(opened, ".tile .name")[:2] == ["scene 19", "scene 18"]

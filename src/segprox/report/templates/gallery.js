@@ -40,7 +40,7 @@ function outcome({ run, record }) {
   const at = withUnit(record.size, run.norm);
   if (record.success) return [run.epsilon === null ? `broken at ${at}` : `broken within ${withUnit(run.epsilon, run.norm)}`];
   const what = run.goal.startsWith("untargeted") ? "wrong" : "as wanted";
-  return [`not broken: ${percent(record.apsr)} ${what}`, `at ${at}, ${percent(record.accuracy)} right`];
+  return ["not broken", `${percent(record.apsr)} ${what} at ${at}`, `${percent(record.accuracy)} right`];
 }
 
 function tile(entry, at) {
