@@ -107,10 +107,17 @@ def write_run(
     goal: str = "untargeted",
     previews: bool = False,
     header=HEADER,
+    fields: Mapping[str, Any] = {},
     **settings,
 ) -> Path:
     """The folder of a run with these records and errors."""
-    run = Run(model=model, dataset="scenes", attack=AttackEntry(name=attack), goal=goal, settings=Settings(**settings))
+    run = Run(
+        model=model,
+        dataset="scenes",
+        attack=AttackEntry(name=attack, set=dict(fields)),
+        goal=goal,
+        settings=Settings(**settings),
+    )
     folder = parent / run.folder
     with Store(folder) as store:
         store.start(run, header)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from segprox import SegproxError
+from segprox import SegproxError, evaluate
 from segprox import __version__ as version
 from segprox.attacks import Fmn, make_attack
 from segprox.models.demo import StreetNet
@@ -105,6 +106,61 @@ def test_a_finished_run_asks_the_model_nothing(segprox, tmp_path, monkeypatch):
     assert only(tmp_path).header == header
     assert segprox(*arguments[:-4], "--limit", 3, "--out", tmp_path)[0] == 0
     assert len(asked) > 3
+
+
+def test_a_finished_run_gets_another_title_for_nothing(segprox, tmp_path, batch_sizes):
+    for name in ("A", "B"):
+        arguments = ("--model", f"demo-standard?name={name}", "--attack", "fmn", "--steps", 3, "--limit", 1)
+        code, output, _ = segprox("evaluate", *arguments, "--out", tmp_path)
+        assert (code, f"{name} on demo" in output) == (0, True)
+    assert len(batch_sizes) == 1
+    assert only(tmp_path).run.model_title == "B"
+
+
+@pytest.fixture
+def noisy(monkeypatch):
+    """A model that never says the same twice, and how often it is asked."""
+    asked, forward = [], StreetNet.forward
+
+    def shaken(self, images):
+        asked.append(1)
+        return forward(self, images) + 5 * len(asked) * torch.arange(8).view(1, -1, 1, 1) % 7
+
+    forget_models()
+    monkeypatch.setattr(StreetNet, "forward", shaken)
+    yield asked
+    forget_models()
+
+
+def test_an_evaluation_says_when_the_check_is_red(segprox, tmp_path, noisy):
+    arguments = ("evaluate", *FAST, "--limit", 1, "--out", tmp_path)
+    words = " ".join(segprox(*arguments)[1].split())
+    assert "Warning: segprox check is red for demo-standard on demo: " in words
+    assert "repeatable" in words.split("is red for")[1].split(".")[0]
+    noisy.clear()
+    assert "Warning" not in segprox(*arguments)[1]
+    assert noisy == []  # nothing is left to do
+    events = [
+        json.loads(line)
+        for line in segprox(*arguments[:-4], "--limit", 2, "--log", "json", "--out", tmp_path)[1].splitlines()
+    ]
+    assert [event["event"] for event in events][:1] == ["warning"]
+
+
+def test_in_python_it_is_a_warning(tmp_path, noisy):
+    options = {"limit": 1, "steps": 2, "out": tmp_path, "progress": False}
+    with pytest.warns(UserWarning, match=r"segprox check is red for demo-standard on demo: .*repeatable"):
+        evaluate("demo-standard", "demo", "fmn", **options)
+    noisy.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate("demo-standard", "demo", "fmn", **options)
+    assert noisy == []
+
+
+def test_no_warning_where_the_check_is_green(tmp_path):
+    for model in ("demo-standard", "demo-robust"):
+        assert Evaluation([a_run(model=model, limit=1)], tmp_path).red_checks() == []
 
 
 def test_how_an_evaluation_is_done_does_not_change_where_it_goes(segprox, tmp_path, batch_sizes):

@@ -9,8 +9,10 @@ import pytest
 from segprox.report.findings import statements, verdicts
 from segprox.report.groups import group_runs
 from segprox.report.page import write_page
+from segprox.report.requirements import Judged, conclude, judge_all, read_requirements
 from segprox.report.results import load_runs
-from segprox.run.record import ImageError, Record, Score
+from segprox.report.statistics import Interval
+from segprox.run.record import ClassCounts, ImageError, Record, Score
 from tests.records import HEADER, scene_record, write_run
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "\"'&{{ 7*7 }}")
@@ -144,7 +146,11 @@ DEGENERATE = {
         HEADER,
         "No pictures were kept of these runs",
     ),
-    "no success": ([scene_record(f"i{k}", 0.01, False) for k in range(3)], HEADER, "No image falls"),
+    "no success": (
+        [scene_record(f"i{k}", 0.01, False) for k in range(3)],
+        HEADER,
+        "No image is broken by the attacks that were run.",
+    ),
     "one image": ([scene_record("one", 0.01)], HEADER, "The image was broken"),
     "no classes": ([scene_record("one", 0.01)], BARE, "1 of 1 broken"),
     "errors only": ([ImageError(version="1", key="k", image="a", reason="no such file")], HEADER, "no such file"),
@@ -170,7 +176,7 @@ def test_table_marks_the_strongest_attack(tmp_path):
     two_attacks(tmp_path)
     _, text, _ = page(tmp_path)
     rows = dict(re.findall(r"<th scope=\"row\"[^>]*>(\w+)</th>(.*?)</tr>", text, re.DOTALL))
-    strongest = 'best" data-title="Median"'
+    strongest = 'best" data-column="Median"'
     assert [name for name in rows if strongest in rows[name]] == ["fmn"]
     assert "90.0 → 5.0" in rows["fmn"]
     assert "75%" in rows["ddn"]
@@ -180,7 +186,7 @@ def test_nothing_is_strongest_on_other_images(tmp_path):
     write_run(tmp_path, [scene_record("a", 0.01), scene_record("b", 0.01)], attack="fmn")
     write_run(tmp_path, [scene_record("a", 0.02)], attack="ddn")
     _, text, _ = page(tmp_path)
-    assert 'best"' not in text
+    assert 'number best"' not in text
     assert "Not all attacks have seen the same images yet" in text
 
 
@@ -210,17 +216,17 @@ def test_norms_are_never_mixed(tmp_path):
         header=HEADER | {"norm": "l2"},
     )
     _, text, elements = page(tmp_path)
-    assert text.count('aria-label="Table of results, ') == 2
-    assert "<h3>Sizes in linf" in text
-    assert "<h3>Sizes in l2</h3>" in text
-    assert 'best"' not in text
+    assert text.count('aria-label="Table: Smallest changes that break an image, in ') == 2
+    assert "in linf \u00d7 255</h3>" in text
+    assert "in l2</h3>" in text
+    assert 'number best"' not in text
     assert {run["norm"]: run["records"][0]["size"] for run in elements.data["runs"]} == {"linf": 2.55, "l2": 1.0}
     assert "The attacks have no" not in text
     texts, found = said(tmp_path)
     assert "Sizes are in linf and l2, each attack in the norm it minimises: they are never compared." in texts
     assert [verdict.sentence for verdict in found] == [
-        "The image falls to a change of at most 2.6/255 of the brightness range.",
-        "Half of the images fall to a change of at most 1.0 in l2.",
+        "The image breaks under a change of at most 2.6/255 of the brightness range.",
+        "Half of the images break under a change of at most 1.0 in l2.",
     ]
 
 
@@ -230,12 +236,12 @@ def said(folder):
 
 
 def test_models_are_compared_on_the_same_images(tmp_path):
-    write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(4)], model="weak")
-    write_run(tmp_path, [scene_record(f"i{k}", 0.03) for k in range(1, 6)], model="strong")
+    write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(8)], model="weak")
+    write_run(tmp_path, [scene_record(f"i{k}", 0.03) for k in range(1, 10)], model="strong")
     texts, found = said(tmp_path)
     assert (
-        "strong is more robust than weak: on the same 3 images, breaking it takes a change typically 3.0 times as "
-        "large. It holds out longer on 3 of 3." in texts
+        "strong is more robust than weak: on the same 7 images, breaking it takes a change typically 3.0 times as "
+        "large, and it needs the larger change on 7 of 7 (sign test, p = 0.016)." in texts
     )
     assert {v.group.model: v.half for v in found} == {"weak": 0.01, "strong": 0.03}
 
@@ -249,24 +255,163 @@ def test_models_without_common_images_are_not_compared(tmp_path):
 def test_equal_models(tmp_path):
     for model in ("one", "two"):
         write_run(tmp_path, [scene_record("a", 0.01)], model=model)
-    assert "one and two are equally robust on the same 1 image." in said(tmp_path)[0]
+    assert any(
+        text.startswith("No difference in robustness is shown between one and two") for text in said(tmp_path)[0]
+    )
+
+
+@pytest.mark.parametrize(("images", "models", "shown"), [(5, 2, False), (6, 2, True), (6, 3, False), (7, 3, True)])
+def test_more_robust_only_where_the_paired_test_supports_it(images, models, shown, tmp_path):
+    """The p-value of n wins of n is 2 / 2 ** n: 0.0625, 0.03125, 0.015625; two comparisons share the level of 0.05."""
+    for model in range(models):
+        records = [scene_record(f"i{k}", 0.01 * (model + 1)) for k in range(images)]
+        write_run(tmp_path, records, model=f"m{model}")
+    texts = said(tmp_path)[0]
+    assert sum("is more robust than" in text for text in texts) == (models - 1 if shown else 0)
+    assert sum("No difference in robustness" in text for text in texts) == (0 if shown else models - 1)
+
+
+def fixed(epsilon):
+    return HEADER | {"family": "fixed-epsilon", "attack": {"class": "Pgd", "epsilon": epsilon}}
+
+
+def write_fixed(folder, epsilons, images=4, **options):
+    """Runs of pgd that leave the less the larger epsilon is, at 100 / 255 nothing."""
+    for epsilon in epsilons:
+        left = ClassCounts([round(50 * (1 - epsilon)), 0, 0], [0, 0, 50], [50 - round(50 * (1 - epsilon)), 50, 0])
+        records = [
+            scene_record(f"i{k}", epsilon * 0.9, False, counts=left, accuracy=left.tp[0] / 100) for k in range(images)
+        ]
+        write_run(folder, records, attack="pgd", fields={"epsilon": epsilon}, header=fixed(epsilon), **options)
+
+
+def test_fixed_epsilon_attacks_are_in_their_own_terms(tmp_path):
+    write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(4)], attack="fmn")
+    write_fixed(tmp_path, (0.4, 0.1, 0.2))
+    _, text, elements = page(tmp_path)
+    own = text[text.index("<h3>What is left within epsilon") : text.index('<section id="curves">')]
+    assert "Median" not in own
+    assert re.findall(r'data-column="Epsilon"[^>]*>([^<]+)<', own) == ["25.5", "51.0", "102"]  # by growing epsilon
+    assert re.findall(r'data-column="Accuracy"[^>]*>([^<]+)<', own) == ["90.0 → 45.0", "90.0 → 40.0", "90.0 → 30.0"]
+    assert re.findall(r'<th scope="row">(.+)</th>', own) == ["pgd"] * 3
+    minimal = text[text.index("<h3>Smallest changes") : text.index("<h3>What is left within epsilon")]
+    assert re.findall(r'<th scope="row">(.+)</th>', minimal) == ["fmn"]
+    runs = {run["attack"]: run for run in elements.data["runs"]}
+    assert [runs[f"pgd epsilon={e}"]["series"] for e in (0.1, 0.2, 0.4)] == ["pgd"] * 3
+    assert runs["pgd epsilon=0.2"]["curves"] == {
+        "accuracy": [[0, 51.0], [0.9, 0.4]],
+        "miou": [[0, 51.0], [pytest.approx(0.81667, rel=1e-4), pytest.approx(0.26667, rel=1e-4)]],
+    }
+    assert runs["fmn"]["epsilon"] is None
+    assert [run["attack"] for run in elements.data["runs"] if run["strongest"]] == ["fmn"]
+    texts, (verdict,) = said(tmp_path)
+    assert (
+        "pgd was run within 25.5/255, 51.0/255 and 102/255: it tells what is left of the model there, not how small a "
+        "change suffices." in texts
+    )
+    assert verdict.figure == ("2.6", "/255")
+
+
+def test_only_fixed_epsilon_attacks(tmp_path):
+    write_fixed(tmp_path, (0.1, 0.2))
+    text = page(tmp_path)[1]
+    assert "255/255" not in text
+    (verdict,) = said(tmp_path)[1]
+    assert verdict.figure == ("40%", " right at 51.0/255")
+    assert verdict.sentence == (
+        "An attacker who may change 51.0/255 leaves 40.0% of the pixels right. How small a change suffices was not "
+        "looked for."
+    )
+
+
+def test_fixed_epsilon_attacks_compare_models_by_what_is_left(tmp_path):
+    write_fixed(tmp_path, (0.1,), images=6, model="one")
+    records = [scene_record(f"i{k}", 0.05, False, accuracy=0.2) for k in range(6)]
+    write_run(tmp_path, records, attack="pgd", fields={"epsilon": 0.1}, header=fixed(0.1), model="two")
+    assert (
+        "one is more robust than two: on the same 6 images, it keeps more pixels right within the same epsilon on 6 of "
+        "6 (sign test, p = 0.031)." in said(tmp_path)[0]
+    )
+
+
+def test_unbroken_is_not_unharmed(tmp_path):
+    held = Score(linf=2.9 / 255, l2=1, l1=1, apsr=0.976, success=False)
+    write_run(tmp_path, [scene_record("a", 2.9 / 255, False, found=held, accuracy=0.024), scene_record("b", 0.01)])
+    _, text, elements = page(tmp_path)
+    assert re.findall(r'data-column="Unbroken"[^>]*>([^<]+)<', text) == ["97.6% at 2.9"]
+    assert (
+        "On the image that is not broken, 97.6% of the pixels became wrong at 2.9/255, and 2.4% stayed right." in text
+    )
+    assert "withstood" not in text
+    assert elements.data["runs"][0]["records"][0]["accuracy"] == 0.024
+
+
+def test_requirements_come_first(tmp_path):
+    two_attacks(tmp_path)
+    groups = group_runs(load_runs([tmp_path]))
+    wanted = read_requirements([{"withstand": "1/255", "share": 0.1}, {"accuracy": 0.5, "epsilon": "64/255"}])
+    info = write_page(load_runs([tmp_path]), tmp_path / "p.html", judged=judge_all(wanted, groups))
+    text = info.path.read_text()
+    assert "<h2>1 of 2 requirements failed.</h2>" in text
+    assert text.index('id="requirements"') < text.index('class="cards"')
+    assert re.findall(r'class="outcome ([\w-]+)">([^<]+)<', text) == [("pass", "pass"), ("fail", "fail")]
+    assert "<b>100.0 %</b> (51.0 to 100.0)" in text  # Wilson's interval of 4 of 4
+    assert "<b>5.0 %</b> (5.0 to 5.0)" in text
+    assert 'id="requirements"' not in page(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "sentence"),
+    [
+        ("p", "The requirement is met."),
+        ("pp", "All 2 requirements are met."),
+        ("pf", "1 of 2 requirements failed."),
+        ("pff?", "2 of 4 requirements failed; 1 of 4 cannot be decided with so few images."),
+        ("p?", "1 of 2 cannot be decided with so few images; no requirement failed."),
+    ],
+)
+def test_conclusion(outcomes, sentence):
+    intervals = {"p": Interval(0.6, 0.8), "f": Interval(0.1, 0.2), "?": Interval(0.4, 0.6)}
+    judged = [Judged("r", "w", 0.5, 0.5, intervals[outcome], 9) for outcome in outcomes]
+    assert conclude(judged)[1] == sentence
+
+
+def test_short_names(tmp_path):
+    names = ("hub:long/first?name=A", "hub:long/second?name=B", "hub:long/third?name=B")
+    for model in names:
+        write_run(tmp_path, [scene_record("a", 0.01)], model=model)
+    elements = page(tmp_path)[2]
+    # a name that two models share tells nothing
+    assert {run["model"] for run in elements.data["runs"]} == {"A", *names[1:]}
+    (tmp_path / "one").mkdir()
+    write_run(tmp_path / "one", [scene_record("a", 0.01)], model=names[0])
+    assert "<h1>How robust is A?</h1>" in page(tmp_path / "one")[1]
+
+
+def test_provenance_says_once_what_all_runs_share(tmp_path):
+    two_attacks(tmp_path)
+    text = page(tmp_path)[1]
+    own = text[text.index('<section id="provenance">') : text.index("</main>")]
+    assert own.count("<dd>net</dd>") == 1
+    assert [own.count(f"<dd>{name}</dd>") for name in ("fmn", "ddn")] == [1, 1]
 
 
 def test_attacks_are_ranked(tmp_path):
     two_attacks(tmp_path)
     texts, (verdict,) = said(tmp_path)
-    assert verdict.statements == ("Strongest attack: fmn, median 5.1/255.", "Weakest: ddn, needs 10.2/255.")
-    assert any(text.startswith("ddn did not break 1 of the 4 images that it might") for text in texts)
+    assert verdict.statements == ("fmn has the smallest median, 5.1/255; ddn has 10.2/255.",)
+    assert any(text.startswith("ddn missed 1 of 4 images that another attack broke: there") for text in texts)
     assert "Every one of the 4 images was broken by at least one attack." in texts
 
 
 def test_fixed_epsilon_attacks_are_judged_within_epsilon(tmp_path):
     write_run(tmp_path, [scene_record(f"i{k}", (k + 1) * 6 / 255) for k in range(4)], attack="fmn")
-    header = HEADER | {"family": "fixed-epsilon", "attack": {"class": "Pgd", "epsilon": 8 / 255}}
-    write_run(tmp_path, [scene_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd", header=header)
+    write_run(tmp_path, [scene_record(f"i{k}", 8 / 255, False) for k in range(4)], attack="pgd", header=fixed(8 / 255))
     texts, (verdict,) = said(tmp_path)
-    assert any(text.startswith("pgd stays within 8.0/255") for text in texts)
-    assert any(text.startswith("pgd did not break 1 of the 1 image that") for text in texts)
+    assert any(text.startswith("pgd was run within 8.0/255: it tells what is left") for text in texts)
+    assert any(
+        text.startswith("pgd missed 1 of 1 image that another attack broke with at most 8.0/255") for text in texts
+    )
     assert verdict.statements == ("Only fmn looked for the smallest change: another attack may find smaller ones.",)
 
 

@@ -225,12 +225,20 @@ ONE_RUN = [
         {"device": "cuda:3"}, {"compile": True}, {"channels_last": True}, {"lean": False}, {"precision": "float32"},
     )),
     a_run(model="demo-robust?device=cpu&lean=recompute", fields={"steps": 5}),
+    a_run(model="demo-robust?name=Robust", fields={"steps": 5}),
+    a_run(fields={"steps": 5}, model_options={"name": "Robust"}),
 ]  # fmt: skip
 
 
 def test_how_a_run_is_written_and_executed_makes_no_other_run():
     assert len({run.folder for run in ONE_RUN}) == 1
     assert all(run.identity == ONE_RUN[0].identity for run in ONE_RUN)
+
+
+def test_a_model_may_have_a_short_title():
+    assert a_run(model="demo-robust?name=Our net&device=cpu").title == "Our net | demo | fmn | untargeted"
+    assert a_run(model="demo-robust?device=cpu").model_title == "demo-robust?device=cpu"
+    assert a_run(model="demo-robust?name=A", model_options={"name": "B"}).model_title == "B"  # as any other option
 
 
 def test_a_new_revision_of_an_attack_is_another_run(monkeypatch):

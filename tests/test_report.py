@@ -423,7 +423,7 @@ def test_tables_of_a_report(tmp_path):
     results += make_results(tmp_path / "road", {"fmn": [0.01], "pdpgd": [None]}, goal="road")
     tables = named(report_tables(group_runs(results)))
     assert list(tables) == [
-        "norms-untargeted", "norms-targeted", "summary", "accuracy", "8-bit", "complexity", "optimality",
+        "norms-untargeted", "norms-targeted", "summary", "accuracy", "classes", "8-bit", "complexity", "optimality",
         "optimality-mean", "head-to-head", "paired", "runs",
     ]  # fmt: skip
     assert tables["norms-untargeted"].rows[0] == ("fmn", pytest.approx(5.1), pytest.approx(87.55), "2 of 3, 2 errors")

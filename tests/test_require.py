@@ -61,6 +61,35 @@ def test_several_at_once_and_from_a_file(segprox, folder, tmp_path):
     assert (output.count("pass"), output.count("fail")) == (2, 1)
 
 
+def test_a_report_begins_with_them(segprox, folder, tmp_path):
+    file = tmp_path / "wanted.yaml"
+    file.write_text("- {withstand: 1/255, share: 0.5}\n")
+    code, _, error = segprox("report", folder, "--require", file, "--out", tmp_path / "cli")
+    assert (code, error) == (0, "")
+    load_results(folder).write_report(tmp_path / "file", require=file)
+    load_results(folder).write_report(tmp_path / "list", require=[{"withstand": "1/255", "share": 0.5}])
+    pages = [(tmp_path / name / "index.html").read_text() for name in ("cli", "file", "list")]
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[0].count('class="outcome ') == 1
+    assert "images that withstand 1.0/255" in (tmp_path / "cli/tables/requirements.md").read_text()
+
+
+def test_critical_classes_come_first(segprox, folder, tmp_path):
+    code, _, error = segprox("report", folder, "--critical", "sky, car", "--out", tmp_path / "cli")
+    assert (code, error) == (0, "")
+    lines = (tmp_path / "cli/tables/classes.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[6:8] for line in lines[:3]] == [["sky", "critical"], ["car", "critical"], ["road", ""]]
+    assert '"critical":["sky","car"]' in (tmp_path / "cli/index.html").read_text()
+    drawn = (tmp_path / "cli/figures/classes.svg").read_text()
+    assert drawn.index("<!-- sky * -->") < drawn.index("<!-- car * -->") < drawn.index("<!-- road -->")
+    code, _, error = segprox("report", folder, "--critical", "tram", "--out", tmp_path / "none")
+    assert code == 2
+    assert "there is no class 'tram' in these runs; the classes are: car, road, sky" in error
+    with pytest.raises(SegproxError, match="no class 'tram'"):
+        load_results(folder).write_report(tmp_path / "none", critical=["tram"])
+    assert not (tmp_path / "none/index.html").exists()
+
+
 def test_in_python(folder):
     results = load_results(folder)
     found = results.require({"withstand": 2 / 255}, {"accuracy": 0.5, "epsilon": "1/255"})

@@ -14,10 +14,14 @@ from segprox import SegproxError
 from segprox.attacks import Bisection, Fmn, Palma, Pgd
 from segprox.encoding import DECODERS
 from segprox.report.contents import report_tables
-from segprox.report.evaluation import Results
+from segprox.report.curves import epsilon_curve
+from segprox.report.evaluation import Results, load_results
+from segprox.report.figures import draw_figures
 from segprox.report.groups import group_runs
+from segprox.report.metrics import pixel_accuracy
 from segprox.run.objects import ItemDataset, describe_entry
-from segprox.run.record import same
+from segprox.run.record import Score, same
+from tests.records import make_record, make_run, make_store
 
 mpl.use("agg")
 
@@ -342,8 +346,28 @@ def test_fixed_epsilon_attacks_are_told_in_their_own_terms(segprox_cli, tmp_path
         right = sum(sum(record.counts.tp) for record in run.records)
         assert row[9] == pytest.approx(right / sum(record.counted for record in run.records))
         assert row[7] == sum(record.found.success for record in run.records) / 2
+    curve = epsilon_curve(group_runs(fixed.runs)[0].by_epsilon["fgsm"], pixel_accuracy)
+    assert curve.x.tolist() == pytest.approx([0, 2 / 255, 8 / 255])
+    assert curve.y.tolist() == pytest.approx([by_epsilon[2][8], by_epsilon[2][9], by_epsilon[8][9]])
+    (panel,) = draw_figures(group_runs(results.runs))["accuracy"].axes
+    (dots,) = (line for line in panel.lines if line.get_marker() == "o")
+    assert list(dots.get_xdata()) == pytest.approx([0, 2, 8])
+    assert list(dots.get_ydata()) == curve.y.tolist()
+    (panel,) = draw_figures(group_runs(results.runs))["unbroken"].axes
+    assert [text.get_text() for text in panel.texts[1:]] == ["fmn"]  # after the panel's title
     output = segprox_cli("runs", tmp_path)[1]
     assert f"{by_epsilon[2][9]:.1%} right at 2.0/255" in output
     assert "255/255   " not in output.split("A median is")[0]
     assert "What is left within epsilon" in str(results.summary())
     assert "fixed-epsilon" not in {table.name for table in report_tables(group_runs(results.only(attack="fmn").runs))}
+
+
+def test_what_was_reached_on_unbroken_images(segprox_cli, tmp_path):
+    held = [Score(linf=size / 255, l2=1, l1=1, apsr=apsr, success=False) for size, apsr in ((2.9, 0.976), (3.1, 0.9))]
+    records = [make_record(f"i{k}", 0.01, False, found=score, accuracy=0.024) for k, score in enumerate(held)]
+    make_store(tmp_path, make_run(), [*records, make_record("c", 0.5)])
+    (table,) = (table for table in load_results(tmp_path).summary().tables if table.name == "summary")
+    assert [column.heading for column in table.columns[-3:]] == ["unbroken: APSR", "at", "accuracy"]
+    assert table.rows[0][-3:] == pytest.approx((0.938, 3.0, 0.024))
+    output = segprox_cli("runs", tmp_path)[1]
+    assert "m | d | fmn | untargeted: APSR 93.8% at 3.0/255 on the 2 not broken" in output

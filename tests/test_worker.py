@@ -144,6 +144,11 @@ def test_a_preview_is_kept_by_default():
     assert np.array_equal(drawn, load_dataset("demo")[0].label.numpy())
 
 
+def test_whoever_keeps_images_keeps_previews():
+    (result,) = work(a_run(save=("png",)))
+    assert set(result.files) == {result.record.saved["png"].file, result.record.preview}
+
+
 def test_names_of_files_are_plain_and_different():
     names = ["a/b", "a-b", "../../etc/passwd", "é" * 300, "é" * 301, "a b", "."]
     prepared = prepare(a_run())
@@ -354,6 +359,7 @@ def test_keys_do_not_change_with_what_does_not():
     assert first == key(a_run(fields={"steps": "4"})) == key(a_run(fields={"steps": 4, "norm": "linf"}))
     assert first == key(a_run(), lambda sample: sample._replace(name="other"))
     assert first == key(a_run(model_options={"channels_last": True})) == key(a_run(model="demo-standard?lean=true"))
+    assert first == key(a_run(model="demo-standard?name=Short"))
 
 
 def test_keys_of_attacks_differ_where_attacks_do():

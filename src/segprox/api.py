@@ -1,5 +1,6 @@
 """The calls most people need: attack a batch, evaluate a dataset, audit two attacks."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -164,7 +165,7 @@ def evaluate(
         ignore: label values of pixels that do not count, where the dataset does not say it itself.
         out: a folder for records that `segprox runs`, `report` and `load_results` read, and from which the same call
             goes on after an interruption; left out, nothing is kept.
-        save: what to keep of perturbed images in that folder: `float`, `png`, `preview`.
+        save: what to keep of perturbed images in that folder: `float`, `png`, or `preview`, which the others include.
         workers: processes; more than one needs a model, a dataset and attacks that have names.
         batch: images of one size that are attacked together.
         device: where the model goes; where it is, or a GPU if there is one, if left out.
@@ -204,6 +205,8 @@ def evaluate(
         )  # fmt: skip
         evaluation = Evaluation(runs, where, execution, retry_errors)
         evaluation.validate()
+        for sentence in evaluation.red_checks():
+            warnings.warn(sentence, stacklevel=2)
         follow(evaluation, choose_engine(execution), progress)
         return Results(results_of(evaluation.status()))
 

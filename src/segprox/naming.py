@@ -66,11 +66,14 @@ def read_fraction(value: Any) -> Any:
     """A number from "8/255" as people write it; anything else is left to whoever checks it.
 
     Example:
-        >>> read_fraction("1/4"), read_fraction("0.25"), read_fraction(0.25)
-        (0.25, '0.25', 0.25)
+        >>> read_fraction("1/4"), read_fraction("0.5/2"), read_fraction("0.25"), read_fraction(0.25)
+        (0.25, 0.25, '0.25', 0.25)
     """
+    if not isinstance(value, str) or "/" not in value:
+        return value
     try:
-        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) and "/" in value else value
+        numerator, denominator = map(Fraction, value.split("/"))
+        return float(numerator / denominator)
     except (ValueError, ZeroDivisionError):
         return value
 

@@ -51,6 +51,8 @@ def run_evaluation(
         print_plan(evaluation)
         return
     check_writable(evaluation.out)
+    for sentence in evaluation.red_checks():
+        _tell(log, f"Warning: {sentence}", "warning", text=sentence)
     with _stoppable(log):
         _follow(evaluation, log)
     statuses = evaluation.status()

@@ -101,7 +101,8 @@ LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; a
 SaveOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--save", help="Keep float (safetensors, lossless), png (8-bit), preview (small pictures; the default); repeat."
+        "--save",
+        help="Keep float (safetensors, lossless), png (8-bit), or previews only (preview, the default); repeat.",
     ),
 ]
 MaxQueriesOption = Annotated[

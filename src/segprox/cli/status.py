@@ -5,41 +5,40 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import SegproxError
-from segprox.report.metrics import pixel_accuracy
-from segprox.report.units import Unit
+from segprox.report.groups import epsilon_of
+from segprox.report.results import results_of
+from segprox.report.statistics import summarise
 from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
-from segprox.run.record import Record
 from segprox.run.worker import prepare
-from segprox.sizes import median_size
 
 
 def summary(status: Status) -> str:
     """A run in a line."""
-    found, broken = _found(status)
-    return f"{'' if _within_epsilon(status) else 'median '}{found}, {broken} broken" + (
-        f", {status.errors} errors" if status.errors else ""
-    )
+    found, broken, reached = _found(status)
+    errors = f"{status.errors} errors" if status.errors else ""
+    median = found if _within_epsilon(status) else f"median {found}"
+    return ", ".join(filter(None, [median, f"{broken} broken", reached, errors]))
 
 
-def _found(status: Status) -> tuple[str, str]:
-    """The median size, or what is left within epsilon; and how many of the attacked images are broken."""
-    records = [record for record in status.records.values() if isinstance(record, Record)]
-    broken = f"{sum(record.found.success for record in records)} of {len(records)}"
-    if not records:
-        return "-", broken
-    unit = Unit.of(status.store)
-    if _within_epsilon(status):  # such an attack does not look for the smallest size
-        left = pixel_accuracy(*(np.array([getattr(r.counts, part) for r in records]) for part in ("tp", "fp", "fn")))
-        return f"{left:.1%} right at {unit.text(status.store.header['attack']['epsilon'])}", broken
-    return unit.text(median_size([*map(unit.counted, records)])), broken
+def _found(status: Status) -> tuple[str, str, str]:
+    """The median size, or what is left within epsilon; how many images are broken; what was reached on the others."""
+    if not status.done:
+        return "-", "0 of 0", ""
+    (result,) = results_of([status])
+    found, unit, epsilon = summarise(result), result.unit, epsilon_of(result)
+    broken = f"{found.broken} of {found.images}"
+    if epsilon is not None:  # such an attack does not look for the smallest size
+        return f"{found.attacked_accuracy:.1%} right at {unit.text(epsilon)}", broken, ""
+    others = found.images - found.broken
+    reached = f"APSR {found.reached_apsr:.1%} at {unit.text(found.reached_size)} on the {others} not broken"
+    return unit.text(found.median), broken, reached if others else ""
 
 
 def _within_epsilon(status: Status) -> bool:
@@ -49,14 +48,19 @@ def _within_epsilon(status: Status) -> bool:
 
 def print_statuses(statuses: Sequence[Status]) -> None:
     """How far runs are and what they found."""
+    found = [_found(status) for status in statuses]
     rows = [
-        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), *_found(status)))
-        for status in statuses
+        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), size, broken))
+        for status, (size, broken, _) in zip(statuses, found)
     ]
     print_runs(rows, "images", "errors", "median, or left", "broken")
+    for status, (_, _, reached) in zip(statuses, found):
+        if reached:  # an image that is not broken need not be unharmed
+            out.print(f"{status.run.title}: {reached}", highlight=False, markup=False)
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
-        "named; an image that was not broken counts as 255/255, or as infinite.",
+        "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "
+        "the attack wants.",
         highlight=False,
         style="dim",
     )
@@ -64,7 +68,7 @@ def print_statuses(statuses: Sequence[Status]) -> None:
 
 def print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:
     """A table for each model and dataset, a line for each attack and goal."""
-    for place, some in groupby(rows, key=lambda row: f"{row[0].model} on {row[0].dataset}"):
+    for place, some in groupby(rows, key=lambda row: f"{row[0].model_title} on {row[0].dataset}"):
         out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
         table = plain_table("attack")
         table.columns[0].no_wrap = False  # long fields go on below: numbers and headings are never cut

@@ -74,7 +74,7 @@ def load_model(name: str, **options: Any) -> Segmenter:
     return settle(build_model(name, chosen), chosen)
 
 
-def model_options(name: str, **options: Any) -> ModelOptions:
+def model_options(name: str, /, **options: Any) -> ModelOptions:
     """The options of a model's name, and others that come before those."""
     return checked(ModelOptions, "a model", **{**Name.parse(name).options, **options})
 

@@ -37,6 +37,7 @@ HeightWidth = Annotated[tuple[int, int], BeforeValidator(_height_width)]
 class ModelOptions:
     """Options of a model's name; None leaves a choice to the model's source."""
 
+    name: Annotated[str | None, Field(min_length=1, description="a short title for tables, figures and pages")] = None
     checkpoint: Annotated[
         str | None,
         Field(description="file of weights, or `random` for untrained ones"),

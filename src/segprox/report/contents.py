@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from segprox.attacks.base import Family
+from segprox.counts import Counts
 from segprox.data import UNTARGETED
 from segprox.report.groups import Group, by_norm, epsilon_of
 from segprox.report.results import RunResults
@@ -36,12 +37,15 @@ Lines = tuple[tuple[Value, ...], ...]
 Summaries = dict[tuple[str, str, str], dict[str, Summary]]  # by the names of a group, by attack
 
 
-def report_tables(groups: Sequence[Group]) -> list[Table]:
-    """All of them, the most important first, for each norm; those with nothing to say are left out."""
-    return [table for unit, some in by_norm(groups).items() for table in _tables(unit, some)]
+def report_tables(groups: Sequence[Group], critical: Sequence[str] = ()) -> list[Table]:
+    """All of them, the most important first, for each norm; those with nothing to say are left out.
+
+    Critical classes come first in the table of classes.
+    """
+    return [table for unit, some in by_norm(groups).items() for table in _tables(unit, some, critical)]
 
 
-def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
+def _tables(unit: Unit, groups: Sequence[Group], critical: Sequence[str]) -> list[Table]:
     # Attacks that stay within epsilon do not look for the smallest perturbation: they are not compared with the others.
     minimal, fixed = (
         [chosen for group in groups if (chosen := group.of_family(family)).runs] for family in FAMILIES
@@ -50,8 +54,9 @@ def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
     free, aimed = ({g.names: sizes[g.names] for g in minimal if g.targeted == targeted} for targeted in (False, True))
     tables = [
         _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes),
-        _fixed(unit, fixed, within), _accuracy(known), _rounded(unit, sizes), _complexity(known), _optimality(minimal),
-        _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal), _runs(groups),
+        _fixed(unit, fixed, within), _accuracy(known), _classes(groups, critical), _rounded(unit, sizes),
+        _complexity(known), _optimality(minimal), _mean_optimality(minimal), _head_to_head(minimal),
+        _against_best(unit, minimal), _runs(groups),
     ]  # fmt: skip
     return [named(table, unit) for table in tables if table.rows]
 
@@ -132,16 +137,21 @@ def _summary(unit: Unit, known: Summaries) -> Table:
 
     def cells(s: Summary) -> Sequence[Value]:
         norms = (s.median * unit.factor, *_scaled(s.interval, unit), s.mean * unit.factor)
-        return (s.broken, s.success_rate, *norms, *((s.l2, s.l1) if others else ()), s.apsr)
+        reached = (s.reached_apsr, s.reached_size * unit.factor, s.reached_accuracy)
+        return (s.broken, s.success_rate, *norms, *((s.l2, s.l1) if others else ()), s.apsr, *reached)
 
     columns = [
         Column("broken", "d"), Column("success", ".1%", "max"), Column("median", ".2f", "min"), Column("low", ".2f"),
         Column("high", ".2f"), Column("mean", ".2f", "min"), *others, Column("APSR", ".2%"),
+        Column("unbroken: APSR", ".2%"), Column("at", ".2f"), Column("accuracy", ".2%"),
     ]  # fmt: skip
+    reached = (
+        "unbroken: what the attack reached on the images that it did not break, medians of APSR, size and accuracy."
+    )
     interval = "low and high: 95 % bootstrap interval of the median. " + (
         "l2, l1 and APSR are medians." if others else "APSR is a median."
     )
-    notes = (_not_broken(unit), MEDIAN, ERRORS, interval)
+    notes = (_not_broken(unit), MEDIAN, ERRORS, interval, reached)
     return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 
@@ -153,6 +163,27 @@ def _accuracy(known: Summaries) -> Table:
     columns = [Column(head, ".2%", "min" if best else None) for head, best in heads]
     note = "Of pixels, and pooled over images, against the labels; attacked: at what was found, broken or not."
     return _table("accuracy", "Before and after the attack", columns, _long(known, cells), note, ERRORS)
+
+
+def _classes(groups: Sequence[Group], critical: Sequence[str]) -> Table:
+    """What the strongest attack of each group leaves of each class, critical classes first."""
+    rows: list[tuple[Value, ...]] = []
+    for group in groups:
+        if (label := group.strongest) is None:
+            continue
+        run = group.runs[label]
+        before, after = (Counts(*(c.sum(0) for c in run.counts(clean=clean))).iou() for clean in (True, False))
+        rank = {name: place for place, name in enumerate(critical)}
+        order = sorted(range(len(before)), key=lambda k: rank.get(run.classes[k], len(rank)))
+        rows += [
+            (*group.names, label, len(run.records), len(run.errors), run.classes[k],
+             "critical" if run.classes[k] in critical else "", float(before[k]), float(after[k]))
+            for k in order
+            if not np.isnan([before[k], after[k]]).all()
+        ]  # fmt: skip
+    columns = [Column("class"), Column("marked"), Column("clean IoU", ".2%"), Column("IoU left", ".2%")]
+    note = "The attack with the smallest median. IoU is pooled over images, at what was found, broken or not."
+    return _table("classes", "Classes under the strongest attack", columns, tuple(rows), note)
 
 
 def _rounded(unit: Unit, known: Summaries) -> Table:

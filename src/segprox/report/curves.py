@@ -1,9 +1,11 @@
 """What the records of a run say as functions: of what an attacker may change, and of what an attack may cost."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from segprox.report.groups import epsilon_of
 from segprox.report.metrics import Measure
 from segprox.report.results import RunResults, Sizes
 from segprox.sizes import median_sizes
@@ -49,6 +51,19 @@ def measure_curve(result: RunResults, measure: Measure) -> Curve:
     x = np.unique(np.append(0.0, sizes))
     after = np.searchsorted(sizes, x, side="right")
     return Curve(x, np.array([measure(*states[:, [k]]) for k in after]))
+
+
+def epsilon_curve(runs: Sequence[RunResults], measure: Measure) -> Curve:
+    """What a fixed-epsilon attack leaves of a model's quality at 0 and at each epsilon that it was run with.
+
+    Between these points nothing is known: it is drawn with straight lines, as the field does.
+
+    Args:
+        runs: of one attack, by growing epsilon.
+        measure: as for `measure_curve`.
+    """
+    left = [measure(*runs[0].counts(clean=True)), *(measure(*run.counts()) for run in runs)]
+    return Curve(np.array([0.0, *(epsilon_of(run) or 0.0 for run in runs)]), np.array(left))
 
 
 def anytime_curve(result: RunResults) -> Curve | None:

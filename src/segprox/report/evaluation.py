@@ -19,7 +19,14 @@ from segprox.report.findings import smallest
 from segprox.report.groups import Group, attack_labels, group_runs
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
 from segprox.report.published import PAPER, against
-from segprox.report.requirements import Outcome, Requirement, judge, read_requirements, requirement_table
+from segprox.report.requirements import (
+    Outcome,
+    Requirement,
+    judge_all,
+    load_requirements,
+    read_requirements,
+    requirement_table,
+)
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
 
@@ -78,8 +85,7 @@ class Requirements(SummaryTable):
     """Requirements that were judged, as a table; `met` is True if all of them passed."""
 
     def __init__(self, runs: Sequence[RunResults], requirements: Sequence[Requirement]) -> None:
-        groups = group_runs(runs)
-        self.judged = [judge(requirement, group) for group in groups for requirement in requirements]
+        self.judged = judge_all(requirements, group_runs(runs))
         super().__init__([requirement_table(self.judged)])
 
     @property
@@ -140,12 +146,12 @@ class Results(Sequence[RunResults]):
 
         def fits(run: RunResults) -> bool:
             names = {
-                "model": run.run.model,
-                "dataset": run.run.dataset,
-                "attack": run.run.attack.name,
-                "goal": run.run.goal,
+                "model": (run.run.model, run.run.model_title),
+                "dataset": (run.run.dataset,),
+                "attack": (run.run.attack.name,),
+                "goal": (run.run.goal,),
             }
-            return all(value is None or names[name] == value for name, value in wanted.items())
+            return all(value is None or value in names[name] for name, value in wanted.items())
 
         chosen = [run for run in self.runs if fits(run)]
         if not chosen:
@@ -281,16 +287,27 @@ class Results(Sequence[RunResults]):
         axes.legend()
         return axes
 
-    def write_report(self, folder: str | Path) -> Path:
-        """Write tables, figures and the page; returns the page."""
-        from segprox.report.figures import draw_figures
-        from segprox.report.page import write_page
-        from segprox.report.write import write_figures, write_tables
+    def write_report(
+        self,
+        folder: str | Path,
+        *,
+        require: Sequence[Mapping[str, Any]] | str | Path = (),
+        critical: Sequence[str] = (),
+    ) -> Path:
+        """Write tables, figures and the page; returns the page.
 
-        folder, groups = Path(folder), group_runs(self.runs)
-        write_tables(report_tables(groups), folder / "tables")
-        write_figures(draw_figures(groups), folder / "figures")
-        return write_page(self.runs, folder / "index.html").path
+        Args:
+            folder: where to.
+            require: requirements as `Results.require` takes them, or a YAML file of them; the page begins with them.
+            critical: classes that come first, and are marked, wherever classes are shown.
+        """
+        from segprox.report.write import write_report
+
+        if isinstance(require, str | Path):
+            wanted = load_requirements(Path(require))
+        else:
+            wanted = read_requirements([dict(entry) for entry in require]) if require else []
+        return write_report(self.runs, Path(folder), wanted, critical).page.path
 
     def _group(self) -> Group:
         groups = group_runs(self.runs)

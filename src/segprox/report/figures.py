@@ -1,6 +1,6 @@
 """Figures of runs, for screens and for print."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from segprox.counts import Counts
 from segprox.errors import SegproxError
-from segprox.report.curves import Curve, anytime_curve, measure_curve, unbroken_curve
+from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_curve, unbroken_curve
 from segprox.report.groups import Group, by_norm
 from segprox.report.labels import Label, LabelPosition, place_labels
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
@@ -40,14 +40,14 @@ START = 1.0  # queries: where the line of an attack begins that never breaks hal
 MOST_CLASSES, MOST_BARS = 40, 3
 
 
-def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
-    """All figures by name, for each norm; those with nothing to show are left out."""
+def draw_figures(groups: Sequence[Group], critical: Sequence[str] = ()) -> dict[str, Figure]:
+    """All figures by name, for each norm; those with nothing to show are left out. Critical classes come first."""
     shown = [group for group in groups if group.attacked]
     with style():
         figures = {
             f"{name}{unit.suffix}": figure
             for unit, some in by_norm(shown).items()
-            for name, figure in _draw(some).items()
+            for name, figure in _draw(some, critical).items()
         }
         for figure in figures.values():
             figure.draw_without_rendering()
@@ -55,16 +55,18 @@ def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
     return figures
 
 
-def _draw(groups: Sequence[Group]) -> dict[str, Figure]:
+def _draw(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Figure]:
     """The figures of groups that share a norm."""
+    # Attacks that stay within epsilon do not look for the smallest perturbation.
+    minimal = [chosen for group in groups if (chosen := group.of_family("minimal")).attacked]
     found = {
-        "unbroken": draw_unbroken(groups),
+        "unbroken": draw_unbroken(minimal),
         "accuracy": draw_measure(groups, pixel_accuracy, "pixel accuracy"),
         "miou": draw_measure(groups, mean_iou, "mean IoU"),
-        "classes": draw_classes(groups),
-        "queries": draw_queries(groups),
-        "anytime": draw_anytime(groups),
-        "masking": draw_unbroken([group for group in map(masking_variants, groups) if group.runs]),
+        "classes": draw_classes(groups, critical),
+        "queries": draw_queries(minimal),
+        "anytime": draw_anytime(minimal),
+        "masking": draw_unbroken([group for group in map(masking_variants, minimal) if group.runs]),
     }
     return {name: figure for name, figure in found.items() if figure}
 
@@ -83,34 +85,44 @@ def draw_unbroken(groups: Sequence[Group]) -> Figure | None:
 
 
 def draw_measure(groups: Sequence[Group], measure: Measure, name: str) -> Figure:
-    """Accuracy or mean IoU against epsilon."""
-    return _draw_shares(groups, lambda result: measure_curve(result, measure), name, "epsilon, {}")
+    """Accuracy or mean IoU against epsilon: steps where sizes were found, dots at the epsilons that were tried."""
+    dots = [{label: epsilon_curve(runs, measure) for label, runs in group.by_epsilon.items()} for group in groups]
+    return _draw_shares(groups, lambda result: measure_curve(result, measure), name, "epsilon, {}", dots)
 
 
-def _draw_shares(groups: Sequence[Group], curve: Callable[[RunResults], Curve], y_label: str, x_label: str) -> Figure:
-    styles, (figure, panels), unit = styles_of(groups), make_panels(groups), groups[0].unit
-    curves = [
-        {label: Curve(found.x * unit.factor, found.y) for label, found in _all(group, curve).items()}
-        for group in groups
+def _draw_shares(
+    groups: Sequence[Group],
+    curve: Callable[[RunResults], Curve],
+    y_label: str,
+    x_label: str,
+    dots: Sequence[Mapping[str, Curve]] = (),
+) -> Figure:
+    (figure, panels), unit = make_panels(groups), groups[0].unit
+    minimal = [group.of_family("minimal").attacked for group in groups]
+    found = [{label: curve(run) for label, run in runs.items()} for runs in minimal]
+    found = [own | dict(some) for own, some in zip(found, dots)] if dots else found
+    curves = [{label: Curve(own.x * unit.factor, own.y) for label, own in some.items()} for some in found]
+    styles = {label: look for label, look in styles_of(groups).items() if any(label in some for some in curves)}
+    axis = NormAxis.fitting(unit, [x for some in curves for own in some.values() for x in own.x])
+    corners = [
+        {
+            label: _steps(own, axis.end) if label in runs else (own.x.tolist(), own.y.tolist())
+            for label, own in some.items()
+        }
+        for runs, some in zip(minimal, curves)
     ]
-    axis = NormAxis.fitting(unit, [x for some in curves for found in some.values() for x in found.x])
-    corners = [{label: _steps(found, axis.end) for label, found in some.items()} for some in curves]
-    for group, axes, some in zip(groups, panels, corners):
+    for group, axes, some, runs in zip(groups, panels, corners, minimal):
         title(axes, group)
         axis.apply(axes, "x")
         axes.set(ylim=(0, 1.0), xlabel=x_label.format(unit.name), ylabel=y_label)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        _plot(axes, some, styles)
+        _plot(axes, some, styles, dotted=some.keys() - runs.keys())
     tidy(panels)
     figure.draw_without_rendering()  # settles the layout
     places = [{label: _beside(found, axis) for label, found in some.items()} for some in curves]
     done = [_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners)]
     legend(figure, panels, styles, done)
     return figure
-
-
-def _all(group: Group, curve: Callable[[RunResults], Curve]) -> dict[str, Curve]:
-    return {label: curve(result) for label, result in group.attacked.items()}
 
 
 Corners = tuple[list[float], list[float]]
@@ -125,10 +137,13 @@ def _steps(curve: Curve, end: float) -> Corners:
     return [*x, end], [*y, y[-1]]
 
 
-def _plot(axes: Axes, corners: Mapping[str, Corners], styles: Styles, clip: bool = False) -> None:
+def _plot(
+    axes: Axes, corners: Mapping[str, Corners], styles: Styles, clip: bool = False, dotted: Collection[str] = ()
+) -> None:
     for label, (x, y) in corners.items():
         look = {key: styles[label][key] for key in ("color", "linestyle")}
-        axes.plot(x, y, **look, clip_on=clip, solid_joinstyle="miter")
+        marker = "o" if label in dotted else ""
+        axes.plot(x, y, **look, marker=marker, markersize=4.5, clip_on=clip, solid_joinstyle="miter")
 
 
 def _label(
@@ -260,11 +275,14 @@ def _label_points(axes: Axes, points: Mapping[str, _Cost], styles: Styles) -> bo
     return place_labels(axes, labels, lines)
 
 
-def draw_classes(groups: Sequence[Group]) -> Figure:
-    """IoU of each class before and after, sorted by before; of the attacks with the smallest medians if many."""
+def draw_classes(groups: Sequence[Group], critical: Sequence[str] = ()) -> Figure:
+    """IoU of each class before and after, sorted by before; of the attacks with the smallest medians if many.
+
+    Critical classes come first, with a star.
+    """
     styles = styles_of(groups)
     chosen = [_strongest(group) for group in groups]
-    shown = [_classes(group) for group in groups]
+    shown = [_classes(group, critical) for group in groups]
     tallest = max(len(classes) * (1 + len(some)) for classes, some in zip(shown, chosen))
     figure, panels = make_panels(groups, height=1.1 + 0.085 * tallest + 0.06 * max(map(len, shown)))
     for group, axes, some, classes in zip(groups, panels, chosen, shown):
@@ -273,7 +291,9 @@ def draw_classes(groups: Sequence[Group]) -> Figure:
         bars = [("before", GREY, _ious(first, clean=True))]
         bars += [(label, styles[label]["color"], _ious(result)) for label, result in some.items()]
         _bars(axes, bars, classes)
-        axes.set_yticks(range(len(classes)), [one_line(first.classes[k], 18) for k in classes])
+        names = [first.classes[k] for k in classes]
+        stars = [one_line(f"{name} *" if name in critical else name, 18) for name in names]
+        axes.set_yticks(range(len(classes)), stars)
     tidy(panels, share_y=False)
     used = {label: styles[label] for label in styles if any(label in some for some in chosen)}
     legend(figure, panels, {"before the attack": {"color": GREY}, **used}, [False], "bar")
@@ -281,17 +301,20 @@ def draw_classes(groups: Sequence[Group]) -> Figure:
 
 
 def _strongest(group: Group) -> dict[str, RunResults]:
-    ordered = sorted(group.attacked.items(), key=lambda item: median_size(item[1].norms))[:MOST_BARS]
-    return {label: result for label, result in group.attacked.items() if label in dict(ordered)}
+    known = group.of_family("minimal").attacked or group.attacked
+    ordered = sorted(known.items(), key=lambda item: median_size(item[1].norms))[:MOST_BARS]
+    return {label: result for label, result in known.items() if label in dict(ordered)}
 
 
-def _classes(group: Group) -> list[int]:
-    """Classes that occur, the best before the attack first; those with the most pixels if there are too many."""
+def _classes(group: Group, critical: Sequence[str]) -> list[int]:
+    """Classes that occur, critical ones first, then the best before the attack; if too many, those with most pixels."""
     first = next(iter(group.attacked.values()))
+    rank = {name: place for place, name in enumerate(critical)}
     counts = _pooled(first, clean=True)
     there = [k for k in np.argsort(-(counts.tp + counts.fn), kind="stable") if counts.tp[k] + counts.fn[k] > 0]
     ious = counts.iou()
-    return sorted((int(k) for k in there[:MOST_CLASSES]), key=lambda k: -ious[k])
+    there.sort(key=lambda k: first.classes[k] not in rank)  # stable: critical classes are never too many
+    return sorted(map(int, there[:MOST_CLASSES]), key=lambda k: (rank.get(first.classes[k], len(rank)), -ious[k]))
 
 
 def _pooled(result: RunResults, clean: bool = False) -> Counts:

@@ -10,12 +10,14 @@ import numpy as np
 
 from segprox.norms import NormName
 from segprox.report.groups import Group, epsilon_of
+from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import Image, RunResults, Sizes
-from segprox.report.statistics import common_norms
+from segprox.report.statistics import common_norms, sign_test
 from segprox.report.units import Unit
 from segprox.sizes import median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
+LEVEL = 0.05  # of significance, shared by all comparisons of models in a report
 
 
 class Statement(NamedTuple):
@@ -41,15 +43,35 @@ class Verdict:
         return self.half >= self.group.unit.unbroken
 
     @property
+    def figure(self) -> tuple[str, str]:
+        """The verdict as a number and what it counts."""
+        unit = self.group.unit
+        if (at := self._at_epsilon()) is not None:
+            return f"{at[1]:.0%}", f" right at {unit.text(at[0])}"
+        if self.holds:
+            return str(self.images - self.broken), f"/{self.images} not broken"
+        return unit.number(self.half), "/255" if unit.norm == "linf" else f" in {unit.norm}"
+
+    def _at_epsilon(self) -> tuple[float, float] | None:
+        """Where all attacks stay within an epsilon: the epsilon of the strongest, and the accuracy that it leaves."""
+        run = self.group.runs[self.group.strongest or ""]
+        epsilon = epsilon_of(run)
+        return None if epsilon is None else (epsilon, pixel_accuracy(*run.counts()))
+
+    @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if (at := self._at_epsilon()) is not None:
+            left = f"An attacker who may change {self.group.unit.text(at[0])} leaves {at[1]:.1%} of the pixels right"
+            return f"{left}. How small a change suffices was not looked for."
         if self.holds:
-            return f"{'Fewer than half of the images fall' if self.broken else 'No image falls'} to any attack here."
+            few = "Fewer than half of the images are broken" if self.broken else "No image is broken"
+            return f"{few} by the attacks that were run."
         if self.half == 0:
             return "Half of the images need no change at all: the model is wrong already."
-        who = "Half of the images fall" if self.images > 1 else "The image falls"
+        who = "Half of the images break" if self.images > 1 else "The image breaks"
         of = " of the brightness range" if self.group.norm == "linf" else ""
-        return f"{who} to a change of at most {self.group.unit.text(self.half)}{of}."
+        return f"{who} under a change of at most {self.group.unit.text(self.half)}{of}."
 
 
 def smallest(results: Iterable[RunResults]) -> dict[Image, float]:
@@ -70,16 +92,37 @@ def _verdict(group: Group) -> Verdict:
     unbroken = group.unit.unbroken
     norms = np.array(sorted(smallest(group.attacked.values()).values()))
     broken = int((norms < unbroken).sum())
-    return Verdict(group, len(norms), broken, median_size(norms), tuple(_about_attacks(group)))
+    said = (*_about_attacks(group), *_reached(group))
+    return Verdict(group, len(norms), broken, median_size(norms), said)
+
+
+def _reached(group: Group) -> list[str]:
+    """What attacks reached on the images that none of them broke: such an image need not be unharmed."""
+    best: dict[Image, tuple[float, float, float]] = {}  # APSR, size and accuracy of the attack with the highest APSR
+    for run in group.attacked.values():
+        for image, record in zip(run.by_image, run.records):
+            found = (record.found.apsr, group.unit.size(record), record.accuracy)
+            best[image] = max(found, best.get(image, found))
+    unbroken = [best[image] for image, size in smallest(group.attacked.values()).items() if size >= group.unit.unbroken]
+    if not unbroken:
+        return []
+    apsr, size, accuracy = np.median(unbroken, axis=0).tolist()
+    what = "as the target wants them" if group.targeted else "wrong"
+    which = "On the image that is" if len(unbroken) == 1 else f"On the {len(unbroken)} images that are"
+    return [
+        f"{which} not broken, {apsr:.1%} of the pixels became {what} at {group.unit.text(size)}, and {accuracy:.1%} "
+        f"stayed right{' (medians)' if len(unbroken) > 1 else ''}."
+    ]
 
 
 def _about_attacks(group: Group) -> list[str]:
     """The strongest and the weakest attack, on the images that all have attacked.
 
-    Where some look for the smallest change, those that stay within an epsilon do not compete.
+    Attacks that stay within an epsilon do not look for the smallest change, and do not compete.
     """
-    unit, runs = group.unit, group.attacked
-    runs = {name: run for name, run in runs.items() if epsilon_of(run) is None} or runs
+    unit, runs = group.unit, group.of_family("minimal").attacked
+    if not runs:
+        return []
     if len(runs) < 2:
         return [f"Only {next(iter(runs))} looked for the smallest change: another attack may find smaller ones."]
     norms: dict[str, Sizes] = dict(zip(runs, common_norms(list(runs.values()))))
@@ -89,12 +132,12 @@ def _about_attacks(group: Group) -> list[str]:
     first, last = ranked[0], ranked[-1]
     best, worst = (median_size(norms[name]) for name in (first, last))
     if best >= unit.unbroken:
-        return ["No attack breaks half of the images."]
+        return ["No attack breaks half of the images on its own."]
     if np.array_equal(norms[first], norms[last]):
         return ["All attacks find the same changes."]
     share = f"{int((norms[last] < unit.unbroken).sum())} of {len(norms[last])}"
-    how = f"breaks {share}" if worst >= unit.unbroken else f"needs {unit.text(worst)}"
-    return [f"Strongest attack: {first}, median {unit.text(best)}.", f"Weakest: {last}, {how}."]
+    how = f"breaks {share} images" if worst >= unit.unbroken else f"has {unit.text(worst)}"
+    return [f"{first} has the smallest median, {unit.text(best)}; {last} {how}."]
 
 
 def statements(groups: Sequence[Group]) -> list[Statement]:
@@ -132,39 +175,59 @@ def _compare_models(groups: Sequence[Group]) -> list[Statement]:
     for group in groups:
         if group.attacked:
             tasks.setdefault((group.dataset, group.goal, group.norm), []).append(group)
-    found = []
+    pairs = []
     for task, some in tasks.items():
         where = f" ({', '.join(task)})" if len(tasks) > 1 else ""
         ranked = sorted(some, key=lambda group: -median_size([*smallest(group.attacked.values()).values()]))
-        for stronger, weaker in pairwise(ranked):
-            found.append(_compare(stronger, weaker, where))
-    return found
+        pairs += [(stronger, weaker, where) for stronger, weaker in pairwise(ranked)]
+    return [_compare(*pair, LEVEL / len(pairs)) for pair in pairs]
 
 
-def _compare(stronger: Group, weaker: Group, where: str) -> Statement:
+def _compare(stronger: Group, weaker: Group, where: str, level: float) -> Statement:
+    """Says that a model is more robust only where an exact sign test on the same images supports it.
+
+    Fixed-epsilon attacks count where no other attack is on both sides, by the accuracy that they leave.
+    """
     one, other = stronger.model, weaker.model
-    attacks = stronger.attacked.keys() & weaker.attacked.keys()
-    first, second = (smallest(group.attacked[name] for name in attacks) for group in (stronger, weaker))
+    common = stronger.attacked.keys() & weaker.attacked.keys()
+    minimal = common & stronger.of_family("minimal").runs.keys()
+    more = "needs the larger change" if minimal else "keeps more pixels right within the same epsilon"
+    first, second = (
+        smallest(group.attacked[name] for name in minimal) if minimal else _least_right(group, common)
+        for group in (stronger, weaker)
+    )
     images = sorted(first.keys() & second.keys())
     if not images:
         return Statement("note", f"{one} and {other} cannot be compared{where}: no image was attacked in the same way.")
     x, y = np.array([first[i] for i in images]), np.array([second[i] for i in images])
     if (x > y).sum() < (y > x).sum():
         one, other, x, y = other, one, y, x
-    wins, ties = int((x > y).sum()), int((x == y).sum())
-    if wins <= (y > x).sum():
-        return Statement("note", f"{one} and {other} are equally robust{where} on the same {_images(len(images))}.")
-    tied = f", {ties} alike" if ties else ""
-    return Statement(
-        "good",
-        f"{one} is more robust than {other}{where}: on the same {_images(len(images))}, breaking it takes "
-        f"{_how_much_more(x, y, stronger.unit)}. It holds out longer on {wins} of {len(images)}{tied}.",
-    )
+    wins, losses = int((x > y).sum()), int((y > x).sum())
+    p_value = sign_test(wins, losses)
+    same, test = f"the same {_images(len(images))}", f"sign test, p = {p_value:.2g}"
+    if p_value >= level:
+        return Statement(
+            "note",
+            f"No difference in robustness is shown between {one} and {other}{where}: of {same}, {one} {more} on {wins} "
+            f"and {other} on {losses} ({test}).",
+        )
+    takes = f"breaking it takes {_how_much_more(x, y, stronger.unit)}, and " if minimal else ""
+    won = f"on {same}, {takes}it {more} on {wins} of {len(images)} ({test})"
+    return Statement("good", f"{one} is more robust than {other}{where}: {won}.")
+
+
+def _least_right(group: Group, attacks: Iterable[str]) -> dict[Image, float]:
+    """For each image the least accuracy that any of the attacks left."""
+    least: dict[Image, float] = {}
+    for run in (group.attacked[name] for name in attacks):
+        for image, record in zip(run.by_image, run.records):
+            least[image] = min(record.accuracy, least.get(image, 1.0))
+    return least
 
 
 def _how_much_more(x: Sizes, y: Sizes, unit: Unit) -> str:
     if (x >= unit.unbroken).mean() >= 0.5:
-        return "more than any attack found, on half of them"
+        return "more than any attack found on at least half of them"
     both = x < np.inf
     ratio = float(np.median(x[both] / np.maximum(y[both], 1e-9)))
     return f"a change typically {ratio:.1f} times as large" if ratio < 200 else "far more"
@@ -179,30 +242,33 @@ def _never_broken(groups: Sequence[Group]) -> list[Statement]:
     if not held:
         every = f"Every one of the {total} {what} was" if total > 1 else "The image was"
         return [Statement("bad", f"{every} broken by at least one attack.")]
-    text = f"{held} of {total} {what} withstood every attack. A stronger or longer attack may still break them."
-    return [Statement("note" if held < total else "good", text)]
+    text = (
+        f"{held} of {total} {what} were broken by no attack. A stronger or longer attack may break them, and what is "
+    )
+    return [Statement("note", f"{text}not broken need not be unharmed.")]
 
 
 def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
     """Attacks that do not break what another breaks: their curves speak of the attack, not of the model."""
-    missed: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    missed: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
     for group in groups:
         known, unbroken = smallest(group.runs.values()), group.unit.unbroken
         for name, run in group.runs.items():
             reach = epsilon_of(run)
             most = np.nextafter(unbroken, 0) if reach is None else reach
             tried = [norm for image, norm in run.by_image.items() if known[image] <= most]
-            total[name] += len(tried)
-            missed[name] += sum(norm >= unbroken for norm in tried)
+            key = (name, "" if reach is None else f" with at most {group.unit.text(reach)}")
+            total[key] += len(tried)
+            missed[key] += sum(norm >= unbroken for norm in tried)
     return [
         Statement(
             "warning",
-            f"{name} did not break {missed[name]} of the {_images(total[name])} that it might have broken: "
-            "another attack did, so there it says more about the attack than about the model.",
+            f"{name} missed {missed[name, within]} of {_images(total[name, within])} that another attack "
+            f"broke{within}: there its numbers tell of the attack rather than of the model.",
         )
-        for name in total
-        if total[name] and missed[name] / total[name] >= 0.1
+        for name, within in total
+        if total[name, within] and missed[name, within] / total[name, within] >= 0.1
     ]
 
 
@@ -211,15 +277,10 @@ def _rounding(results: Sequence[RunResults]) -> list[Statement]:
     undone = sum(not record.rounded.success for record in broken)
     if not broken:
         return []
+    text = f"Rounding to 8 bits, as in a picture file, undoes {undone} of {len(broken)} successful attacks."
     if not undone:
-        return [Statement("bad", f"Rounding to 8 bits undoes none of the {len(broken)} successful attacks.")]
-    return [
-        Statement(
-            "note",
-            f"Rounding to 8 bits, as in a picture file, undoes {undone} of {len(broken)} successful attacks. "
-            "That is no defence: an attacker who knows of it can round first.",
-        )
-    ]
+        return [Statement("bad", text)]
+    return [Statement("note", f"{text} That is no defence: an attacker who knows of it can round first.")]
 
 
 def _own_labels(results: Sequence[RunResults]) -> list[Statement]:
@@ -239,18 +300,25 @@ def _several_norms(groups: Sequence[Group]) -> list[Statement]:
     norms = list(dict.fromkeys(group.norm for group in groups))
     if len(norms) < 2:
         return []
-    listed = f"{', '.join(norms[:-1])} and {norms[-1]}"
-    return [Statement("note", f"Sizes are in {listed}, each attack in the norm it minimises: they are never compared.")]
+    return [
+        Statement(
+            "note", f"Sizes are in {_listed(norms)}, each attack in the norm it minimises: they are never compared."
+        )
+    ]
 
 
 def _fixed_epsilons(groups: Sequence[Group]) -> list[Statement]:
-    found = {(name, group.unit): epsilon_of(run) for group in groups for name, run in group.runs.items()}
+    tried: dict[tuple[str, Unit], set[float]] = {}
+    for group in groups:
+        for attack, runs in group.by_epsilon.items():
+            tried.setdefault((attack, group.unit), set()).update(epsilon_of(run) or 0.0 for run in runs)
     return [
         Statement(
-            "note", f"{attack} stays within {unit.text(most)}: it tells how many images fall to that, not to less."
+            "note",
+            f"{attack} was run within {_listed([unit.text(size) for size in sorted(sizes)])}: it tells what is left of "
+            "the model there, not how small a change suffices.",
         )
-        for (attack, unit), most in found.items()
-        if most
+        for (attack, unit), sizes in tried.items()
     ]
 
 
@@ -263,3 +331,7 @@ def _errors(results: Sequence[RunResults]) -> list[Statement]:
 
 def _images(count: int) -> str:
     return "1 image" if count == 1 else f"{count} images"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

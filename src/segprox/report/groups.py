@@ -1,6 +1,7 @@
 """Runs that may be compared with each other, and what to call them."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any
 from segprox.attacks.base import Family
 from segprox.data import UNTARGETED
 from segprox.norms import NormName
+from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import RunResults
 from segprox.report.units import Unit
+from segprox.sizes import median_size
 
 LABELLED_SETTINGS = ("seed", "max_queries", "model_options")  # which may tell two runs of an attack apart
 
@@ -47,9 +50,33 @@ class Group:
         return self.model, self.dataset, self.goal
 
     def of_family(self, family: Family) -> "Group":
-        """The same with its minimal or its fixed-epsilon attacks only."""
-        chosen = {label: run for label, run in self.runs.items() if (epsilon_of(run) is None) == (family == "minimal")}
-        return dataclasses.replace(self, runs=chosen)
+        """The same with its minimal or its fixed-epsilon attacks only, the latter by growing epsilon."""
+        chosen = [
+            (label, run) for label, run in self.runs.items() if (epsilon_of(run) is None) == (family == "minimal")
+        ]
+        return dataclasses.replace(self, runs=dict(sorted(chosen, key=lambda item: epsilon_of(item[1]) or 0.0)))
+
+    @property
+    def epsilon_labels(self) -> dict[str, str]:
+        """Labels of its fixed-epsilon attacks by growing epsilon, and the same without it."""
+        return {label: re.sub(r" epsilon=\S+", "", label) for label in self.of_family("fixed-epsilon").runs}
+
+    @property
+    def by_epsilon(self) -> dict[str, list[RunResults]]:
+        """Its fixed-epsilon attacks: the runs of each by growing epsilon, under the label that they share."""
+        found: dict[str, list[RunResults]] = {}
+        for label, shared in self.epsilon_labels.items():
+            if self.runs[label].records:
+                found.setdefault(shared, []).append(self.runs[label])
+        return found
+
+    @property
+    def strongest(self) -> str | None:
+        """The minimal attack with the smallest median; among fixed-epsilon attacks, the one that leaves least right."""
+        minimal = self.of_family("minimal").attacked
+        if minimal:
+            return min(minimal, key=lambda label: (median_size(minimal[label].norms), minimal[label].norms.mean()))
+        return min(self.attacked, key=lambda label: pixel_accuracy(*self.runs[label].counts()), default=None)
 
     @property
     def attacked(self) -> dict[str, RunResults]:
@@ -67,13 +94,15 @@ def group_runs(results: Sequence[RunResults]) -> list[Group]:
 
     Runs with different success thresholds or norms solve different problems, so they are never in one group.
     """
-    datasets = _short({result.run.dataset for result in results})
+    datasets = _short({result.run.dataset: result.run.dataset.split(":")[0] for result in results})
+    models = _short({result.run.model: result.run.model_title for result in results})
     thresholds = {result.run.settings.threshold for result in results}
     groups: dict[tuple[str, str, str, NormName], list[tuple[str, RunResults]]] = {}
     for label, result in zip(attack_labels(results), results):
         run = result.run
         goal = run.goal if len(thresholds) == 1 else f"{run.goal}, {run.settings.threshold:g} of pixels"
-        groups.setdefault((run.model, datasets[run.dataset], goal, result.unit.norm), []).append((label, result))
+        place = (models[run.model], datasets[run.dataset], goal, result.unit.norm)
+        groups.setdefault(place, []).append((label, result))
     found = [Group(*names, runs=_unique(members)) for names, members in groups.items()]
     return sorted(found, key=lambda group: (group.norm != "linf", group.norm, group.targeted))
 
@@ -112,7 +141,7 @@ def _unique(members: Iterable[tuple[str, RunResults]]) -> dict[str, RunResults]:
     return named
 
 
-def _short(names: set[str]) -> dict[str, str]:
-    """`voc` for `voc:data/VOCdevkit?split=val`, unless there is another voc."""
-    often = Counter(name.split(":")[0] for name in names)
-    return {name: name.split(":")[0] if often[name.split(":")[0]] == 1 else name for name in names}
+def _short(names: dict[str, str]) -> dict[str, str]:
+    """Short names, as `voc` for `voc:data/VOCdevkit?split=val`, unless there is another voc."""
+    often = Counter(names.values())
+    return {name: short if often[short] == 1 else name for name, short in names.items()}

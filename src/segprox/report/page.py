@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,16 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from segprox.attacks.base import Family
 from segprox.data.base import VOID_COLOUR, colours
 from segprox.report.agreement import agreement_tables
-from segprox.report.curves import Curve, anytime_curve, measure_curve
+from segprox.report.contents import FAMILIES
+from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_curve
 from segprox.report.findings import same_images, statements, verdicts
-from segprox.report.groups import Group, by_norm, group_runs
+from segprox.report.groups import Group, by_norm, epsilon_of, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
 from segprox.report.pictures import Thumbnails, count_of, coverage, read_pictures
+from segprox.report.requirements import Judged, conclude
 from segprox.report.results import RunResults
 from segprox.report.statistics import Summary, summarise
 from segprox.report.units import Unit
@@ -56,32 +60,55 @@ class Shown(NamedTuple):
     result: RunResults
 
 
-def _columns(unit: Unit) -> tuple[SortColumn, ...]:
+class ResultTable(NamedTuple):
+    """What attacks of one family and norm found: for each group its rows."""
+
+    title: str
+    columns: tuple[SortColumn, ...]
+    groups: list[tuple[Group, list[dict[str, Any]]]]
+
+
+def _columns(unit: Unit, family: Family) -> tuple[SortColumn, ...]:
     size = f"{unit.name}; an image that was not broken counts as {unit.unbroken_text}"
-    return (
-        SortColumn("images", "Images", "attacked"),
-        SortColumn("errors", "Errors", "images that could not be attacked"),
-        SortColumn("median", "Median", size, -1),
-        SortColumn("mean", "Mean", size, -1),
-        SortColumn("success_rate", "Broken", "share of images the attack succeeded on", 1),
-        SortColumn("rounded_rate", "In 8 bits", "share still broken when the image is rounded to 8 bits", 1),
-        SortColumn(
-            "apsr", "APSR", "attack pixel success rate: share of pixels that are as the attack wants; median", 1
-        ),
-        SortColumn("attacked_miou", "mIoU", "mean intersection over union before and after, pooled over images", -1),
-        SortColumn("attacked_accuracy", "Accuracy", "share of pixels that are right before and after", -1),
-        SortColumn("forwards", "Queries", "forward and backward passes per image, medians"),
-        SortColumn("seconds", "Seconds", "per image, median"),
-    )
+    apsr = "attack pixel success rate: the share of pixels that are as the attack wants; median"
+    reached = "APSR and size that were reached on the images that were not broken, medians"
+    columns = {
+        "median": SortColumn("median", "Median", size, -1),
+        "mean": SortColumn("mean", "Mean", size, -1),
+        "epsilon": SortColumn("epsilon", "Epsilon", f"{unit.name}; the largest change that the attack may make"),
+        "accuracy": SortColumn("attacked_accuracy", "Accuracy", "share of right pixels before and after, in %", -1),
+        "miou": SortColumn("attacked_miou", "mIoU", "mean intersection over union before and after, in %", -1),
+        "broken": SortColumn("success_rate", "Broken", "share of images the attack succeeded on", 1),
+        "reached": SortColumn("reached_apsr", "Unbroken", reached),
+        "rounded": SortColumn("rounded_rate", "In 8 bits", "share still broken when rounded to 8 bits", 1),
+        "apsr": SortColumn("apsr", "APSR", apsr, 1),
+        "queries": SortColumn("forwards", "Queries", "forward and backward passes per image, medians"),
+        "seconds": SortColumn("seconds", "Seconds", "per image, median"),
+        "images": SortColumn("images", "Images", "attacked"),
+        "errors": SortColumn("errors", "Errors", "images that could not be attacked"),
+    }
+    own = {
+        "minimal": "median mean broken reached rounded accuracy miou",
+        "fixed-epsilon": "epsilon accuracy miou broken apsr",
+    }
+    return tuple(columns[key] for key in [*own[family].split(), "queries", "seconds", "images", "errors"])
 
 
-def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_LIMIT) -> PageInfo:
+def write_page(
+    results: Sequence[RunResults],
+    path: Path,
+    limit: int = PICTURE_LIMIT,
+    judged: Sequence[Judged] = (),
+    critical: Sequence[str] = (),
+) -> PageInfo:
     """Write the page.
 
     Args:
         results: runs, as `load_runs` gives them.
         path: the file to write; it is there as a whole or not at all.
-        limit: most bytes of full pictures to embed. The first images of each run have them, all others a thumbnail.
+        limit: most bytes of full pictures to embed. The worst images of each run have them, all others a thumbnail.
+        judged: requirements, with which the page begins.
+        critical: classes that come first and are marked.
 
     Returns:
         Where the page is, its size, and how many records have full pictures in it.
@@ -89,7 +116,8 @@ def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_L
     groups = group_runs(results)
     results = [run for group in groups for run in group.runs.values()]  # attacks to compare side by side
     pictures, unreadable = read_pictures(results, limit)
-    content = _render(groups, pictures, coverage(results, pictures, unreadable, limit)).encode()
+    covered = coverage(results, pictures, unreadable, limit)
+    content = _render(groups, pictures, covered, judged, critical).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -100,7 +128,13 @@ def write_page(results: Sequence[RunResults], path: Path, limit: int = PICTURE_L
     return PageInfo(path, len(content), sum(picture.parts is not None for picture in pictures.values()))
 
 
-def _render(groups: Sequence[Group], pictures: dict[str, Thumbnails], covered: str) -> str:
+def _render(
+    groups: Sequence[Group],
+    pictures: dict[str, Thumbnails],
+    covered: str,
+    judged: Sequence[Judged],
+    critical: Sequence[str],
+) -> str:
     environment = Environment(
         loader=PackageLoader("segprox.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -118,20 +152,19 @@ def _render(groups: Sequence[Group], pictures: dict[str, Thumbnails], covered: s
         "base-uri 'none'; form-action 'none'",
         style=Markup(style),  # our own files, not data
         script=Markup(script),
-        title=_title(results),
+        title=_title(groups),
         subtitle=_subtitle(results),
         statements=statements(groups),
         verdicts=verdicts(groups),
-        varying=[i for i in range(3) if len({group.names[i] for group in groups}) > 1],
-        constant=_constant(groups),
-        tables=[(unit, _columns(unit), _rows(some)) for unit, some in by_norm(groups).items()],
+        judged=[(where, list(some)) for where, some in groupby(judged, key=lambda entry: entry.where)],
+        conclusion=conclude(judged),
+        tables=[_table(unit, some, family) for unit, some in by_norm(groups).items() for family in FAMILIES],
         agreement=agreement_tables(groups),
         errors=[(result, name, error) for _, name, result in shown for error in result.errors],
-        shown=shown,
-        about=_about,
+        provenance=_provenance(shown),
         pictures=list(pictures.values()),
         coverage=covered,
-        data=_data(shown, pictures),
+        data=_data(shown, pictures) | {"critical": list(critical)},
     )
 
 
@@ -144,8 +177,8 @@ def _json(value: Any) -> Markup:
     return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
-def _title(results: Sequence[RunResults]) -> str:
-    models = list(dict.fromkeys(result.run.model for result in results))
+def _title(groups: Sequence[Group]) -> str:
+    models = list(dict.fromkeys(group.model for group in groups))
     if not models:
         return "No results"
     if len(models) > 3:
@@ -165,25 +198,38 @@ def _subtitle(results: Sequence[RunResults]) -> str:
     return " · ".join(parts)
 
 
-def _constant(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """What all runs share: it needs no column."""
-    values = zip(("Model", "Dataset", "Goal"), zip(*(group.names for group in groups)))
-    return [(name, own[0]) for name, own in values if len(set(own)) == 1]
+def _table(unit: Unit, groups: Sequence[Group], family: Family) -> ResultTable:
+    """The attacks of a family: the strongest first, or by growing epsilon."""
+    what = {"minimal": "Smallest changes that break an image", "fixed-epsilon": "What is left within epsilon"}[family]
+    own = [chosen for group in groups if (chosen := group.of_family(family)).runs]
+    return ResultTable(
+        f"{what}, in {unit.name}", _columns(unit, family), [(group, _rows(group, family)) for group in own]
+    )
 
 
-def _rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _rows(group: Group, family: Family) -> list[dict[str, Any]]:
+    summaries = {name: summarise(result) for name, result in group.runs.items()}
+    epsilons = {name: epsilon_of(result) for name, result in group.runs.items()}
+    names = group.epsilon_labels  # epsilon has a column of its own
+    comparable = same_images(group.runs.values())
+    if family == "minimal":
+        summaries = dict(sorted(summaries.items(), key=lambda item: (not item[1].images, item[1].median, item[1].mean)))
     rows = []
-    for group in groups:
-        summaries = {name: summarise(result) for name, result in group.runs.items()}
-        attacked = [summary for summary in summaries.values() if summary.images]
-        rivals = attacked if same_images(group.runs.values()) else []
-        for name, summary in summaries.items():
-            cells = [_cell(column, summary, rivals, group.unit) for column in _columns(group.unit)]
-            rows.append({"group": group, "attack": name, "cells": cells})
+    for name, summary in summaries.items():
+        rivals = [
+            other for key, other in summaries.items() if comparable and other.images and epsilons[key] == epsilons[name]
+        ]
+        cells = [_cell(column, summary, rivals, group.unit, epsilons[name]) for column in _columns(group.unit, family)]
+        rows.append({"attack": names.get(name, name), "cells": cells})
     return rows
 
 
-def _cell(column: SortColumn, summary: Summary, rivals: Sequence[Summary], unit: Unit) -> dict[str, Any]:
+def _cell(
+    column: SortColumn, summary: Summary, rivals: Sequence[Summary], unit: Unit, epsilon: float | None
+) -> dict[str, Any]:
+    if column.key == "epsilon":
+        assert epsilon is not None  # only fixed-epsilon attacks have this column
+        return {"value": epsilon, "text": unit.number(epsilon), "best": False}
     value = float(getattr(summary, column.key))
     text = _text(column.key, summary, unit)
     ranked = sorted(rivals, key=lambda rival: -column.best * float(getattr(rival, column.key)))
@@ -203,6 +249,8 @@ def _text(key: str, summary: Summary, unit: Unit) -> str:
             return f"{value:.0%}"
         case "apsr":
             return f"{value:.1%}"
+        case "reached_apsr":
+            return f"{value:.1%} at {unit.number(summary.reached_size)}"
         case "attacked_miou" | "attacked_accuracy":
             return f"{getattr(summary, key.removeprefix('attacked_')) * 100:.1f} → {value * 100:.1f}"
         case "forwards":
@@ -212,8 +260,19 @@ def _text(key: str, summary: Summary, unit: Unit) -> str:
     return f"{value:.0f}"
 
 
-def _about(result: RunResults) -> list[tuple[str, str]]:
-    """Provenance: everything known about a run, by name."""
+def _provenance(shown: Sequence[Shown]) -> tuple[dict[str, str], list[tuple[str, dict[str, str]]]]:
+    """How the runs were made: what all of them share, and for each by its title what only it has."""
+    about = [_about(result) for _, _, result in shown]
+    shared = (
+        {key: value for key, value in about[0].items() if all(own.get(key) == value for own in about)} if about else {}
+    )
+    titles = [f"{group.title} · {name}" for group, name, _ in shown]
+    own = [{key: value for key, value in entries.items() if key not in shared} for entries in about]
+    return shared, list(zip(titles, own))
+
+
+def _about(result: RunResults) -> dict[str, str]:
+    """Everything known about a run, by name."""
     run, header = result.run, result.header
     own = {"format", "segprox", "run", "classes", "palette", "environment", "started"}
     entries: dict[str, Any] = {
@@ -223,7 +282,7 @@ def _about(result: RunResults) -> list[tuple[str, str]]:
         **{key: value for key, value in header.items() if key not in own},
         "classes": len(result.classes) or None, "folder": result.folder.name, "records": _fingerprint(result),
     }  # fmt: skip
-    return [(key, _plain(value)) for key, value in entries.items() if value not in (None, "", [], {}, ())]
+    return {key: _plain(value) for key, value in entries.items() if value not in (None, "", [], {}, ())}
 
 
 def _fingerprint(result: RunResults) -> str:
@@ -240,7 +299,10 @@ def _plain(value: Any) -> str:
 
 def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[str, Any]:
     """What scripts draw from."""
-    attacks = list(dict.fromkeys(name for _, name, _ in shown))
+    names = [
+        group.epsilon_labels.get(name, name) for group, name, _ in shown
+    ]  # one curve for all epsilons of an attack
+    attacks = list(dict.fromkeys(names))
     models = list(dict.fromkeys(group.model for group, _, _ in shown))
     ids = _ids([result for _, _, result in shown])
     return {
@@ -253,7 +315,10 @@ def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[st
                 "goal": group.goal,
                 "norm": group.norm,
                 "attack": name,
-                "colours": {"attack": attacks.index(name), "model": models.index(group.model)},
+                "series": names[i],
+                "strongest": name == group.strongest,
+                "epsilon": None if (epsilon := epsilon_of(result)) is None else _number(epsilon * group.unit.factor),
+                "colours": {"attack": attacks.index(names[i]), "model": models.index(group.model)},
                 "classes": list(result.classes),
                 "palette": _palette(result),
                 "curves": _curves(result),
@@ -285,6 +350,8 @@ def _curves(result: RunResults) -> dict[str, list[list[float | None]]]:
         return {}
     factor, anytime = result.unit.factor, anytime_curve(result)
     measures = {"accuracy": pixel_accuracy, "miou": mean_iou}
+    if epsilon_of(result) is not None:
+        return {name: _points(epsilon_curve([result], measure), factor, 1) for name, measure in measures.items()}
     curves = {name: _points(measure_curve(result, measure), factor, 1) for name, measure in measures.items()}
     return curves | ({} if anytime is None else {"anytime": _points(anytime, 1, factor)})
 

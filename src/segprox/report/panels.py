@@ -49,7 +49,11 @@ def style() -> Iterator[None]:
 
 def styles_of(groups: Sequence[Group]) -> Styles:
     """A colour and a dash for each attack, the same in all panels."""
-    labels = dict.fromkeys(label for group in groups for label in group.attacked)
+    labels = dict.fromkeys(
+        label
+        for group in groups
+        for label in (*group.of_family("minimal").attacked, *group.by_epsilon, *group.attacked)
+    )
     return {
         label: {
             "color": COLOURS[i % len(COLOURS)],

@@ -56,9 +56,14 @@ def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, 
 
 
 def _fairly(results: Sequence[RunResults]) -> Iterator[tuple[int, int]]:
-    """The first record of each run, then the second of each: a limit must not leave the last runs without."""
-    for row in zip_longest(*([(i, j) for j in range(len(run.records))] for i, run in enumerate(results))):
+    """The worst record of each run, then the second worst: a limit must not leave the last runs without pictures."""
+    for row in zip_longest(*([(i, j) for j in _worst_first(run)] for i, run in enumerate(results))):
         yield from (entry for entry in row if entry is not None)
+
+
+def _worst_first(run: RunResults) -> list[int]:
+    """The smallest changes that break an image, then what came nearest to breaking one."""
+    return sorted(range(len(run.records)), key=lambda j: (run.norms[j], -run.records[j].found.apsr))
 
 
 def _inside(folder: Path, name: str) -> Path:

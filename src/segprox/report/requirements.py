@@ -112,6 +112,11 @@ def load_requirements(path: Path) -> list[Requirement]:
     return read_requirements(content, str(path))
 
 
+def judge_all(requirements: Sequence[Requirement], groups: Sequence[Group]) -> list[Judged]:
+    """Every requirement on every group."""
+    return [judge(requirement, group) for group in groups for requirement in requirements]
+
+
 def judge(requirement: Requirement, group: Group) -> Judged:
     """Whether the runs of a group meet a requirement."""
     if isinstance(requirement, Withstand):
@@ -180,6 +185,18 @@ def wilson(successes: int, count: int) -> Interval:
     middle = (share + spread / 2) / (1 + spread)
     half = NORMAL * sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
     return Interval(middle - half if successes else 0.0, middle + half if successes < count else 1.0)
+
+
+def conclude(judged: Sequence[Judged]) -> tuple[Outcome, str]:
+    """All requirements together, in a word and in a sentence."""
+    outcomes, total = [entry.outcome for entry in judged], len(judged)
+    failed, unknown = outcomes.count("fail"), outcomes.count("too few images")
+    open_ = f"{unknown} of {total} cannot be decided with so few images"
+    if failed:
+        return "fail", f"{failed} of {total} requirements failed{f'; {open_}' if unknown else ''}."
+    if unknown:
+        return "too few images", f"{open_}; no requirement failed."
+    return "pass", f"All {total} requirements are met." if total > 1 else "The requirement is met."
 
 
 def requirement_table(judged: Sequence[Judged]) -> Table:

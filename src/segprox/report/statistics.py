@@ -53,6 +53,9 @@ class Summary:
     rounded_broken: int  # by the image in 8 bits
     rounded_median: float
     rounded_mean: float
+    reached_apsr: float  # on the images that were not broken: medians
+    reached_size: float
+    reached_accuracy: float
 
     @property
     def success_rate(self) -> float:
@@ -71,6 +74,7 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
     found, rounded = [record.found for record in records], [record.rounded for record in records]
     coarse = np.array([result.unit.rounded_size(score) if score.success else result.unit.unbroken for score in rounded])
     seconds = [record.seconds for record in records]
+    held = [record for record in records if not record.found.success]
     return Summary(
         images=len(records),
         errors=len(result.errors),
@@ -92,6 +96,9 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
         rounded_broken=sum(score.success for score in rounded),
         rounded_median=median_size(coarse),
         rounded_mean=_mean(coarse),
+        reached_apsr=_median(record.found.apsr for record in held),
+        reached_size=_median(map(result.unit.size, held)),
+        reached_accuracy=_median(record.accuracy for record in held),
     )
 
 

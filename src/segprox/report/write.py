@@ -1,12 +1,55 @@
-"""Tables and figures as files."""
+"""Reports as files: tables, figures and the page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from segprox.report.figures import save_figure
+from segprox.errors import SegproxError
+from segprox.report.contents import report_tables
+from segprox.report.figures import draw_figures, save_figure
+from segprox.report.groups import group_runs
+from segprox.report.page import PageInfo, write_page
+from segprox.report.published import against as beside
+from segprox.report.requirements import Requirement, judge_all, requirement_table
+from segprox.report.results import RunResults
 from segprox.report.tables import WRITERS, Table, to_markdown
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    tables: list[Table]
+    page: PageInfo
+
+
+def write_report(
+    results: Sequence[RunResults],
+    folder: Path,
+    require: Sequence[Requirement] = (),
+    critical: Sequence[str] = (),
+    against: str | None = None,
+) -> Report:
+    """Write tables, figures and the page.
+
+    Args:
+        results: runs, as `load_runs` gives them.
+        folder: where to.
+        require: requirements, with which the page begins.
+        critical: classes that come first, and are marked, wherever classes are shown.
+        against: published numbers to show these runs beside, see `segprox.report.published`.
+    """
+    known = {name for result in results for name in result.classes}
+    for name in critical:
+        if name not in known:
+            raise SegproxError(f"there is no class {name!r} in these runs; the classes are: {', '.join(sorted(known))}")
+    groups = group_runs(results)
+    judged, tables = judge_all(require, groups), report_tables(groups, critical)
+    tables += [] if against is None else beside(results, against)
+    write_tables([*([requirement_table(judged)] if judged else []), *tables], folder / "tables")
+    write_figures(draw_figures(groups, critical), folder / "figures")
+    return Report(tables, write_page(results, folder / "index.html", judged=judged, critical=critical))
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:

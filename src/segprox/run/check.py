@@ -41,6 +41,7 @@ def check_model(
     *,
     ignore: tuple[int, ...] = (255,),
     num_classes: int | None = None,
+    quick: bool = False,
 ) -> list[Check]:
     """Look for what makes robustness figures meaningless, without attacking.
 
@@ -50,6 +51,7 @@ def check_model(
         samples: a few images with labels; where every label is one to ignore, accuracy is not judged.
         ignore: label values of pixels that do not count.
         num_classes: of the dataset.
+        quick: leave out what needs more memory than an attack, a batch of two and a copy of the network in float64.
 
     Example:
         >>> import segprox
@@ -76,11 +78,11 @@ def check_model(
             _input(segmenter, problems),
             _logits(segmenter, problems[0], glances),
             _repeatable(segmenter, problems[0]),
-            _batch(segmenter, problems[0]),
+            *([] if quick else [_batch(segmenter, problems[0])]),
             _accuracy(glances, problems),
             _saturation(glances),
             _gradients(glances),
-            _differences(segmenter, problems[0]),
+            *([] if quick else [_differences(segmenter, problems[0])]),
         ]
 
 

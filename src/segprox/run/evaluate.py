@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from segprox.errors import SegproxError
+from segprox.run.check import check_model
 from segprox.run.engines import Engine
 from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run, check_runs
@@ -143,6 +144,31 @@ class Evaluation:
             return
         if len(data.classes) > outputs:
             raise SegproxError(f"{run.model} tells {outputs} classes apart but {run.dataset} has {len(data.classes)}")
+
+    def red_checks(self) -> list[str]:
+        """What `segprox check` would be red about, a sentence for each model and dataset with images left.
+
+        The first image of the dataset is looked at, with a few forwards and a backward; nothing is attacked.
+        """
+        left = {(run.model, run.dataset): run for run in self.runs if self._left(run)}
+        return [sentence for run in left.values() if (sentence := self._red_check(run))]
+
+    def _red_check(self, run: Run) -> str | None:
+        data = open_dataset(run.dataset)
+        try:
+            model = prepare_model(run, self.execution).segmenter
+            checks = check_model(
+                model, [data[0]], ignore=data.ignore, num_classes=len(data.classes) or None, quick=True
+            )
+        except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
+            return None
+        red = ", ".join(check.name for check in checks if check.verdict == "red")
+        if not red:
+            return None
+        return (
+            f"segprox check is red for {run.model} on {run.dataset}: {red}. Figures of this model may be wrong; "
+            "segprox check, or segprox.run.check_model in Python, says why."
+        )
 
 
 def _names(run: Run) -> list[str]:

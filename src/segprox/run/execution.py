@@ -8,7 +8,7 @@ from segprox.models import ModelOptions, model_options
 from segprox.naming import Name
 
 EngineName = Literal["local", "ray"]
-HOW = ("device", "compile", "channels_last", "lean")  # options of a model that say how, not what
+HOW = ("name", "device", "compile", "channels_last", "lean")  # options of a model that change no result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from segprox.attacks import Attack, make_attack
 from segprox.data import UNTARGETED
 from segprox.errors import SegproxError
 from segprox.models import model_options
+from segprox.naming import Name
 from segprox.run.execution import HOW
 from segprox.run.record import digest
 
@@ -74,9 +75,14 @@ class Run:
     settings: Settings = dataclasses.field(default_factory=Settings)
 
     @property
+    def model_title(self) -> str:
+        """What people call the model: the `name=` among its options, or else its whole name."""
+        return self.settings.model_options.get("name") or Name.parse(self.model).options.get("name") or self.model
+
+    @property
     def title(self) -> str:
         """For people."""
-        return f"{self.model} | {self.dataset} | {self.attack} | {self.goal}"
+        return f"{self.model_title} | {self.dataset} | {self.attack} | {self.goal}"
 
     @property
     def targeted(self) -> bool:

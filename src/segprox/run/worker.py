@@ -250,7 +250,7 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
         }
         contents = {saved[kind].file: content for kind, content in files.items()}
         preview = None
-        if "preview" in prepared.run.settings.save:
+        if prepared.run.settings.save:  # whoever keeps pictures wants to see them in reports as well
             preview = f"previews/{_file_name(job)}.zip"
             contents[preview] = _preview(prepared, job, image, logits)
         clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))

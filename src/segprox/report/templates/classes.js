@@ -4,13 +4,18 @@ function bar(kind, share) {
   return make("div", { class: "track" }, inner);
 }
 
+const isCritical = (run, k) => DATA.critical.includes(run.classes[k]);
+/** Critical classes come first, in the order they were given. */
+const rank = (run, k) => (isCritical(run, k) ? DATA.critical.indexOf(run.classes[k]) : DATA.critical.length);
+
 function classRow(run, k) {
   const [before, after] = run.iou.map((values) => values[k]);
   const swatch = make("span", { class: "swatch" });
   swatch.style.background = colour(run.palette[k]);
   const numbers = make("b", {}, `${percent(before)} → ${percent(after)}`);
   const tracks = make("div", { class: "tracks" }, bar("before", before), bar("after", after));
-  return make("li", {}, swatch, make("span", {}, run.classes[k]), numbers, tracks);
+  const name = make("span", {}, run.classes[k], ...(isCritical(run, k) ? [make("b", { class: "critical" }, "critical")] : []));
+  return make("li", {}, swatch, name, numbers, tracks);
 }
 
 function drawClasses() {
@@ -19,12 +24,12 @@ function drawClasses() {
   // Classes that neither occur nor are predicted have nothing to show.
   const shown = [...before.keys()].filter((k) => before[k] !== null || after[k] !== null);
   const value = { order: (k) => k, lost: (k) => after[k] - before[k], left: (k) => -after[k] }[byId("class-sort").value];
-  shown.sort((a, b) => value(a) - value(b));
+  shown.sort((a, b) => rank(run, a) - rank(run, b) || value(a) - value(b));
   byId("bars").replaceChildren(...shown.map((k) => classRow(run, k)));
 }
 
 function startClasses() {
-  const known = [...RUNS.keys()].filter((i) => RUNS[i].records.length);
+  const known = [...RUNS.keys()].filter((i) => RUNS[i].records.length).sort((a, b) => RUNS[b].strongest - RUNS[a].strongest);
   byId("classes").hidden = !known.length;
   if (!known.length) return;
   options(byId("class-run"), known.map((i) => [i, `${setting(RUNS[i])} · ${RUNS[i].attack}`]));

@@ -5,8 +5,8 @@ const MARGIN = { top: 30, right: 18, bottom: 44, left: 50 };
 const LINEAR_TO = 2; // 255ths: below, the mixed axis of linf is linear, and above, logarithmic
 const NOTES = {
   broken: "Share of images that no change up to this size was found for. The lower a curve, the stronger the attack; the higher, the more robust the model.",
-  accuracy: "Pixel accuracy when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
-  miou: "Mean IoU, pooled over images, when every image whose perturbation fits into epsilon is replaced by its perturbed version.",
+  accuracy: "Pixel accuracy when every image whose perturbation fits into epsilon is replaced by its perturbed version. Dots: attacks that were run with that epsilon.",
+  miou: "Mean IoU, pooled over images, when every image whose perturbation fits into epsilon is replaced by its perturbed version. Dots: attacks that were run with that epsilon.",
   anytime: "What an attack has found after so many forward and backward passes per image: the median size, from when half of the images are broken. Lower is better, and further left is cheaper.",
 };
 const TITLES = { broken: "images not broken", accuracy: "pixel accuracy", miou: "mean IoU" };
@@ -18,16 +18,28 @@ function curveGroups() {
   const collect = (title, key, name, kind) =>
     unique(drawn.map(key)).map((value) => {
       const runs = drawn.filter((run) => key(run) === value);
-      return { title: `${title}: ${value}`, norm: runs[0].norm, series: runs.map((run) => ({ run, name: run[name], look: run.colours[kind] })) };
+      const series = unique(runs.map((run) => run[name])).map((own) => {
+        const some = runs.filter((run) => run[name] === own).sort((a, b) => a.epsilon - b.epsilon);
+        return { run: some[0], runs: some, name: own, look: some[0].colours[kind] };
+      });
+      return { title: `${title}: ${value}`, norm: runs[0].norm, series };
     });
-  const attacks = collect("Attacks", setting, "attack", "attack");
-  const underOne = (run) => setting({ ...run, model: run.attack });
+  const attacks = collect("Attacks", setting, "series", "attack");
+  const underOne = (run) => setting({ ...run, model: run.series });
   const models = collect("Models", underOne, "model", "model").filter((group) => group.series.length > 1);
   return [...attacks, ...models];
 }
 
-/** Points [x, y] of a staircase. */
-function points(run, kind) {
+/** Attacks that stay within an epsilon: a point for each, and nothing about smaller sizes. */
+const isFixed = (entry) => entry.run.epsilon !== null;
+const fits = (entry, kind) => !isFixed(entry) || kind === "accuracy" || kind === "miou";
+
+/** Points [x, y] of a staircase, or of the epsilons that were tried. */
+function points({ run, runs }, kind) {
+  if (run.epsilon !== null) {
+    const each = runs.map((own) => own.curves[kind]).map(([x, y]) => [[x[0], y[0]], [x[1], y[1]]]);
+    return [each[0][0], ...each.map(([, last]) => last)].filter(([, value]) => value !== null);
+  }
   if (kind !== "broken") {
     const [x, y] = run.curves[kind] || [[], []];
     const known = x.map((value, i) => [value, y[i]]).filter(([, value]) => value !== null);
@@ -103,8 +115,8 @@ function chosenGroup() {
 
 function visibleLines() {
   const group = chosenGroup();
-  const shown = group ? group.series.filter((entry) => !curves.hidden.has(entry.name)) : [];
-  return shown.map((entry) => ({ ...entry, stairs: points(entry.run, curves.kind) }));
+  const shown = group ? group.series.filter((entry) => !curves.hidden.has(entry.name) && fits(entry, curves.kind)) : [];
+  return shown.map((entry) => ({ ...entry, stairs: points(entry, curves.kind) }));
 }
 
 /** Geometry of the chart at its present width. */
@@ -149,8 +161,9 @@ function drawAxes(svg, box) {
   svg.append(draw("text", { x: middle, y: box.height - 6, "text-anchor": "middle" }, what + box.across.title));
 }
 
-function path(stairs, box) {
+function path({ stairs, ...entry }, box) {
   if (!stairs.length) return "";
+  if (isFixed(entry)) return `M${stairs.map(([x, y]) => `${box.x(x).toFixed(1)},${box.y(y).toFixed(1)}`).join("L")}`;
   const steps = stairs.map(([x, y]) => `H${box.x(x).toFixed(1)}V${box.y(y).toFixed(1)}`).join("");
   const end = curves.kind === "anytime" ? "" : `H${box.width - MARGIN.right}`; // an attack ends, a curve of sizes does not
   return `M${box.x(stairs[0][0]).toFixed(1)},${box.y(stairs[0][1]).toFixed(1)}${steps}${end}`;
@@ -168,6 +181,7 @@ function sample(index) {
 }
 
 function drawChart() {
+  const group = chosenGroup() || { series: [] };
   const lines = visibleLines();
   const box = frame(lines);
   const svg = draw("svg", {
@@ -175,12 +189,16 @@ function drawChart() {
     "aria-label": `Curves of ${lines.map((line) => line.name).join(", ") || "nothing"}. Arrow keys move the cursor; the numbers are in the table below.`,
   });
   drawAxes(svg, box);
-  for (const line of lines) svg.append(draw("path", { d: path(line.stairs, box), ...look(line.look) }));
+  for (const line of lines) {
+    svg.append(draw("path", { d: path(line, box), ...look(line.look) }));
+    if (isFixed(line)) svg.append(...line.stairs.map(([x, y]) => draw("circle", { cx: box.x(x), cy: box.y(y), r: 4, class: `dot f${line.look % 8}` })));
+  }
   const cursor = draw("line", { y1: box.top, y2: box.bottom, class: "cursor", visibility: "hidden" });
   const tip = make("div", { class: "tip", hidden: "" });
   svg.append(cursor);
   byId("chart").replaceChildren(svg, tip);
-  byId("chart-note").textContent = NOTES[curves.kind];
+  const left = group.series.some((entry) => !fits(entry, curves.kind)) ? " Attacks that stay within an epsilon are under Accuracy and mIoU." : "";
+  byId("chart-note").textContent = NOTES[curves.kind] + left;
   const point = (pixel) => showTip({ lines, box, cursor, tip }, pixel);
   svg.addEventListener("pointermove", (event) => point(((event.clientX - svg.getBoundingClientRect().left) * box.width) / svg.clientWidth));
   svg.addEventListener("pointerleave", () => point(null));
@@ -221,7 +239,7 @@ function drawTable(lines, box) {
 
 function drawLegend() {
   const group = chosenGroup();
-  const buttons = (group ? group.series : []).map((entry) => {
+  const buttons = (group ? group.series : []).filter((entry) => fits(entry, curves.kind)).map((entry) => {
     const shown = !curves.hidden.has(entry.name);
     const button = make("button", { type: "button", "aria-pressed": String(shown) }, sample(entry.look), entry.name);
     button.addEventListener("click", () => {
@@ -234,6 +252,14 @@ function drawLegend() {
   byId("legend").replaceChildren(...buttons);
 }
 
+/** Where every attack stays within an epsilon there is no curve of sizes: accuracy is what there is. */
+function chooseKind() {
+  const group = chosenGroup();
+  if (!group || group.series.some((entry) => fits(entry, curves.kind))) return;
+  curves.kind = "accuracy";
+  document.querySelector("input[name=kind][value=accuracy]").checked = true;
+}
+
 function startCurves() {
   curves.groups = curveGroups();
   byId("curves").hidden = !curves.groups.length;
@@ -241,15 +267,18 @@ function startCurves() {
   options(byId("curve-group"), curves.groups.map((group, i) => [i, group.title]));
   byId("curve-group").addEventListener("change", () => {
     curves.hidden.clear();
+    chooseKind();
     drawLegend();
     drawChart();
   });
   for (const name of ["kind", "axis"]) {
     byId(`curve-${name}`).addEventListener("change", (event) => {
       curves[name] = event.target.value;
+      drawLegend();
       drawChart();
     });
   }
+  chooseKind();
   drawLegend();
   let width = 0;
   new ResizeObserver(() => {

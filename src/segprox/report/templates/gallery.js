@@ -1,25 +1,28 @@
-const PAGE = 48; // tiles made at a time: thousands at once would freeze the page
+// Tiles made at a time: thousands at once would freeze the page, and on a phone nobody would scroll past them.
+const PAGE = matchMedia("(max-width: 700px)").matches ? 8 : 24;
 const ENTRIES = RUNS.flatMap((run, i) => run.records.map((record, j) => ({ id: `${i}-${j}`, run, record })));
 // What a tile has to say besides its name; all else is the same everywhere.
 const VARYING = ["model", "dataset", "attack", "goal", "norm"].filter((field) => unique(RUNS.map((run) => run[field])).length > 1);
 const gallery = { shown: [], made: 0 };
+const STRONGEST = "\u0000strongest"; // no attack is called this
 
 /** What an image counts as; one that was not broken is larger than all. */
 const counted = ({ record, run }) => (record.success && record.size !== null ? record.size : run.norm === "linf" ? 255 : Number.MAX_VALUE);
 /** Sizes in different norms are not compared: linf comes first. */
 const byNorm = (a, b) => (b.run.norm === "linf") - (a.run.norm === "linf") || a.run.norm.localeCompare(b.run.norm);
+const byApsr = (a, b) => b.record.apsr - a.record.apsr;
 const byName = (a, b) => a.record.image.localeCompare(b.record.image, undefined, { numeric: true });
 const ORDERS = {
   image: byName,
-  small: (a, b) => byNorm(a, b) || counted(a) - counted(b) || byName(a, b),
-  large: (a, b) => byNorm(a, b) || counted(b) - counted(a) || byName(a, b),
-  low: (a, b) => a.record.apsr - b.record.apsr || byName(a, b),
-  high: (a, b) => b.record.apsr - a.record.apsr || byName(a, b),
+  worst: (a, b) => byNorm(a, b) || counted(a) - counted(b) || byApsr(a, b) || byName(a, b),
+  best: (a, b) => byNorm(a, b) || counted(b) - counted(a) || byApsr(b, a) || byName(a, b),
+  low: (a, b) => byApsr(b, a) || byName(a, b),
+  high: (a, b) => byApsr(a, b) || byName(a, b),
 };
 const OUTCOMES = {
   "": () => true,
   broken: (record) => record.success,
-  held: (record) => !record.success,
+  unbroken: (record) => !record.success,
   undone: (record) => record.success && !record.rounded,
 };
 
@@ -29,18 +32,25 @@ function chosen() {
   const fits = OUTCOMES[byId("by-outcome").value];
   return ENTRIES.filter(({ run, record }) =>
     (!text || record.image.toLowerCase().includes(text)) && (!where || setting(run) === where) &&
-    (!attack || run.attack === attack) && fits(record)).sort(ORDERS[byId("sort-by").value]);
+    (!attack || (attack === STRONGEST ? run.strongest : run.attack === attack)) && fits(record)).sort(ORDERS[byId("sort-by").value]);
+}
+
+/** What became of an image; one that is not broken need not be unharmed. */
+function outcome({ run, record }) {
+  const at = withUnit(record.size, run.norm);
+  if (record.success) return [run.epsilon === null ? `broken at ${at}` : `broken within ${withUnit(run.epsilon, run.norm)}`];
+  const what = run.goal.startsWith("untargeted") ? "wrong" : "as wanted";
+  return ["not broken", `${percent(record.apsr)} ${what} at ${at}`, `${percent(record.accuracy)} right`];
 }
 
 function tile(entry, at) {
   const { run, record } = entry;
   const source = thumbnail(entry);
   const picture = source ? make("img", { src: source, alt: "", decoding: "async" }) : make("span", { class: "blank" }, "no picture");
-  const outcome = record.success ? `broken at ${withUnit(record.size, run.norm)}` : `not broken, APSR ${percent(record.apsr, 0)}`;
   const text = make("span", { class: "text" },
     make("span", { class: "name" }, record.image),
     ...VARYING.map((field) => make("span", { class: "sub" }, run[field])),
-    make("span", { class: record.success ? "broken" : "held" }, outcome));
+    ...outcome(entry).map((line) => make("span", { class: record.success ? "broken" : "unbroken" }, line)));
   const button = make("button", { type: "button", class: "tile", title: `${record.image}\n${setting(run)}\n${run.attack}` }, picture, text);
   button.addEventListener("click", () => openViewer(gallery.shown, at));
   return button;
@@ -66,11 +76,9 @@ function startGallery() {
   byId("images").hidden = !ENTRIES.length;
   const all = (values) => [["", "all"], ...unique(values).map((value) => [value, value])];
   options(byId("by-setting"), all(RUNS.map(setting)));
-  options(byId("by-attack"), all(RUNS.map((run) => run.attack)));
+  options(byId("by-attack"), [[STRONGEST, "the strongest"], ...all(RUNS.map((run) => run.attack))]);
   for (const id of ["by-setting", "by-attack", "by-outcome", "sort-by"]) byId(id).addEventListener("change", refresh);
   byId("find").addEventListener("input", refresh);
   byId("more").addEventListener("click", addTiles);
-  // The button is for keyboards; whoever scrolls to it gets more without a click.
-  new IntersectionObserver((seen) => seen.some((entry) => entry.isIntersecting) && addTiles(), { rootMargin: "600px" }).observe(byId("more"));
   refresh();
 }

@@ -15,10 +15,11 @@ function sortTable(table, column) {
   const heads = [...table.tHead.rows[0].cells];
   const ascending = heads[column].getAttribute("aria-sort") !== "ascending";
   heads.forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : ascending ? "ascending" : "descending"));
-  const rows = [...table.tBodies[0].rows];
-  rows.sort((a, b) => compareValues(sortValue(a, column), sortValue(b, column), ascending ? 1 : -1));
-  table.tBodies[0].append(...rows);
-  table.classList.add("sorted"); // lines between groups make no sense any more
+  for (const body of table.tBodies) { // each group on its own, below its heading
+    const rows = [...body.rows].filter((row) => !row.classList.contains("group"));
+    rows.sort((a, b) => compareValues(sortValue(a, column), sortValue(b, column), ascending ? 1 : -1));
+    body.append(...rows);
+  }
 }
 
 function startTables() {

@@ -25,9 +25,9 @@ function setHash(hash) {
 
 function facts(entry) {
   const { record, run } = entry;
-  const outcome = record.success ? "broken" : "not broken";
   const pairs = [
-    ["Outcome", outcome, record.success ? "broken" : "held"],
+    ["Outcome", record.success ? "broken" : "not broken", record.success ? "broken" : "unbroken"],
+    ...(run.epsilon === null ? [] : [["Epsilon", withUnit(run.epsilon, run.norm)]]),
     ...(["linf", "l2"].includes(run.norm) ? [] : [[`${run.norm} norm`, size(record.size)]]),
     ["Largest change", `${size(record.linf)}/255`],
     ["l2 norm", size(record.l2)],
