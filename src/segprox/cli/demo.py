@@ -1,15 +1,12 @@
 """segprox demo and segprox audit."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from segprox.cli.base import app, assignments, check_writable, out, progress_bar, writing_to
+from segprox.cli.base import app, assignments, check_writable, out, writing_to
 from segprox.errors import SegproxError
-
-if TYPE_CHECKING:
-    from segprox.run.evaluate import Evaluation
 
 
 @app.command()
@@ -38,6 +35,7 @@ def demo(
 
     from segprox.data import load_dataset
     from segprox.report.page import write_page
+    from segprox.report.progress import follow, make_bar
     from segprox.report.results import load_runs
     from segprox.report.terminal import record_table
     from segprox.run.evaluate import Evaluation
@@ -57,7 +55,7 @@ def demo(
     check_writable(out_dir)
     try:
         with writing_to(out_dir):
-            _attack_all(evaluation, images, entry.make().cost().forwards)
+            follow(evaluation, make_bar(out))
     except KeyboardInterrupt:
         out.print(f"Interrupted: {len(evaluation.status()[0].records)} of {images} images are done.")
         raise
@@ -71,18 +69,6 @@ def demo(
     with writing_to(out_dir):
         page = write_page(load_runs([out_dir / "runs" / run.folder]), out_dir / "index.html")
     out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
-
-
-def _attack_all(evaluation: "Evaluation", count: int, forwards: int) -> None:
-    """Do what is missing, behind a progress bar that counts steps."""
-    from segprox.run.engines import Local
-
-    done = len(evaluation.status()[0].records)
-    with progress_bar() as bar:
-        task = bar.add_task(f"attacking {count} images", total=count * forwards, completed=done * forwards)
-        for status, _ in evaluation.go(Local(callback=lambda _: bar.advance(task))):
-            done = len(status.records)  # an attack may need fewer steps than it could
-            bar.update(task, completed=done * forwards, description=f"attacked {done} of {count} images")
 
 
 @app.command()
@@ -105,6 +91,7 @@ def audit(
     from segprox.attacks import FixedEpsilonAttack, make_attack
     from segprox.data import class_index, load_dataset
     from segprox.models import load_model
+    from segprox.report.progress import progress_bar
     from segprox.report.terminal import audit_table
     from segprox.run import audit_sample
     from segprox.run.worker import label_sample
@@ -115,7 +102,7 @@ def audit(
     segmenter, data = load_model(model), load_dataset(dataset)
     goal = None if target is None else class_index(target, data.classes)
     count, findings = min(limit, len(data)), []
-    with progress_bar() as bar:
+    with progress_bar(out) as bar:
         task = bar.add_task("auditing", total=count * (first.cost().forwards + second.cost().forwards))
         for i in range(count):
             sample, _ = label_sample(segmenter, data[i], data.labelled)

@@ -96,6 +96,13 @@ def execution_options(
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Images in random order until the 95 % interval of the median is within this share of it, such as 5%.",
+    ),
+]
 SaveOption = Annotated[
     list[str] | None,
     typer.Option(

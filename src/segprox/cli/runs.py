@@ -17,6 +17,7 @@ from segprox.cli.options import (
     OutOption,
     RetryOption,
     SaveOption,
+    UntilOption,
     execution_options,
     takes,
 )  # fmt: skip
@@ -43,6 +44,7 @@ def evaluate(
         typer.Option("--set", metavar="FIELD=VALUE", help="Any other field of every attack; epsilon may be a list."),
     ] = None,
     limit: LimitOption = None,
+    until: UntilOption = None,
     threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
     max_queries: MaxQueriesOption = None,
@@ -59,21 +61,19 @@ def evaluate(
     Without --target every pixel is to become wrong; with it, what the target says.
     """
     from segprox.cli.execute import run_evaluation
-    from segprox.naming import checked
-    from segprox.run.evaluate import Evaluation
-    from segprox.run.plan import UNTARGETED, AttackEntry, Grid, Settings, Spec
+    from segprox.run.objects import make_evaluation
+    from segprox.run.plan import UNTARGETED
 
     fields: dict[str, Any] = assignments(set_ or [])
     if steps is not None:
         fields["steps"] = steps
-    entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["palma"])
-    settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
-        save=tuple(save or ["preview"]), model_options={"precision": precision} if precision else {},
-    )  # fmt: skip
-    grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
-    runs = Spec(grids=(grid,), settings=settings).runs()
-    run_evaluation(Evaluation(runs, out_dir, execution, retry_errors), log, dry_run)
+    with make_evaluation(
+        model, dataset, attack or "palma", target or UNTARGETED, out=out_dir, execution=execution,
+        retry_errors=retry_errors, fields=fields, limit=limit, until=until, threshold=threshold, seed=seed,
+        max_queries=max_queries, save=tuple(save or ["preview"]),
+        model_options={"precision": precision} if precision else {},
+    ) as evaluation:  # fmt: skip
+        run_evaluation(evaluation, log, dry_run)
 
 
 @app.command()
@@ -83,6 +83,7 @@ def run(
     out_dir: OutOption,
     execution: "Execution",
     limit: LimitOption = None,
+    until: UntilOption = None,
     max_queries: MaxQueriesOption = None,
     save: SaveOption = None,
     retry_errors: RetryOption = False,
@@ -101,7 +102,12 @@ def run(
     from segprox.run.plan import Settings, Spec
 
     content = Spec.read(spec)
-    changes: dict[str, Any] = {"limit": limit, "max_queries": max_queries, "save": tuple(save) if save else None}
+    changes: dict[str, Any] = {
+        "limit": limit,
+        "until": until,
+        "max_queries": max_queries,
+        "save": tuple(save) if save else None,
+    }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
     runs = dataclasses.replace(content, settings=settings).runs()

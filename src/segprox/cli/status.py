@@ -5,55 +5,30 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import SegproxError
-from segprox.report.metrics import pixel_accuracy
-from segprox.report.units import Unit
+from segprox.report.findings import until_sentence
+from segprox.report.progress import found_text
+from segprox.report.results import results_of
 from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
-from segprox.run.record import Record
 from segprox.run.worker import prepare
-from segprox.sizes import median_size
-
-
-def summary(status: Status) -> str:
-    """A run in a line."""
-    found, broken = _found(status)
-    return f"{'' if _within_epsilon(status) else 'median '}{found}, {broken} broken" + (
-        f", {status.errors} errors" if status.errors else ""
-    )
-
-
-def _found(status: Status) -> tuple[str, str]:
-    """The median size, or what is left within epsilon; and how many of the attacked images are broken."""
-    records = [record for record in status.records.values() if isinstance(record, Record)]
-    broken = f"{sum(record.found.success for record in records)} of {len(records)}"
-    if not records:
-        return "-", broken
-    unit = Unit.of(status.store)
-    if _within_epsilon(status):  # such an attack does not look for the smallest size
-        left = pixel_accuracy(*(np.array([getattr(r.counts, part) for r in records]) for part in ("tp", "fp", "fn")))
-        return f"{left:.1%} right at {unit.text(status.store.header['attack']['epsilon'])}", broken
-    return unit.text(median_size([*map(unit.counted, records)])), broken
-
-
-def _within_epsilon(status: Status) -> bool:
-    """Whether a run with records is that of a fixed-epsilon attack."""
-    return bool(status.records) and status.store.header.get("family") == "fixed-epsilon"
 
 
 def print_statuses(statuses: Sequence[Status]) -> None:
     """How far runs are and what they found."""
     rows = [
-        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), *_found(status)))
+        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), *found_text(status)))
         for status in statuses
     ]
     print_runs(rows, "images", "errors", "median, or left", "broken")
+    for result in results_of([status for status in statuses if status.records]):
+        if (sentence := until_sentence(result)) is not None:
+            out.print(f"{result.run.attack}, {result.run.goal}: {sentence}.", highlight=False, markup=False)
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
         "named; an image that was not broken counts as 255/255, or as infinite.",

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from segprox.attacks.base import Family
+from segprox.report.findings import until_statements
 from segprox.report.groups import Group, by_norm, epsilon_of
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
-    Interval,
     Paired,
     Summary,
     common_norms,
@@ -21,7 +21,7 @@ from segprox.report.statistics import (
 from segprox.report.tables import Column, Table, Value
 from segprox.report.units import Unit
 from segprox.run.plan import UNTARGETED
-from segprox.sizes import median_size
+from segprox.sizes import FEWEST, Interval, median_size
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))
 COUNTS = (Column("images", "d"), Column("errors", "d"))
@@ -49,7 +49,7 @@ def _tables(unit: Unit, groups: Sequence[Group]) -> list[Table]:
     known, sizes, within = (_summaries(some) for some in (groups, minimal, fixed))
     free, aimed = ({g.names: sizes[g.names] for g in minimal if g.targeted == targeted} for targeted in (False, True))
     tables = [
-        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes),
+        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes, minimal),
         _fixed(unit, fixed, within), _accuracy(known), _rounded(unit, sizes), _complexity(known), _optimality(minimal),
         _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal), _runs(groups),
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def _table(name: str, title: str, columns: Sequence[Column], rows: Lines, *notes
     return Table(name, title, (*PLACE, Column("attack"), *COUNTS, *columns), rows, notes, keys=3)
 
 
-def _summary(unit: Unit, known: Summaries) -> Table:
+def _summary(unit: Unit, known: Summaries, groups: Sequence[Group]) -> Table:
     # In linf also what the perturbations are in other norms; an attack made for those is not to be judged by linf.
     others = [Column("l2", ".2f", "min"), Column("l1", ".0f", "min")] if unit.norm == "linf" else []
 
@@ -138,10 +138,11 @@ def _summary(unit: Unit, known: Summaries) -> Table:
         Column("broken", "d"), Column("success", ".1%", "max"), Column("median", ".2f", "min"), Column("low", ".2f"),
         Column("high", ".2f"), Column("mean", ".2f", "min"), *others, Column("APSR", ".2%"),
     ]  # fmt: skip
-    interval = "low and high: 95 % bootstrap interval of the median. " + (
+    interval = f"low and high: 95 % interval of the median, by order statistics, of {FEWEST} images or more. " + (
         "l2, l1 and APSR are medians." if others else "APSR is a median."
     )
-    notes = (_not_broken(unit), MEDIAN, ERRORS, interval)
+    stopped = (statement.text for statement in until_statements(groups))
+    notes = (_not_broken(unit), MEDIAN, ERRORS, interval, *stopped)
     return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 

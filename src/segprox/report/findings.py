@@ -13,7 +13,7 @@ from segprox.report.groups import Group, epsilon_of
 from segprox.report.results import RunResults, Sizes
 from segprox.report.statistics import common_norms
 from segprox.report.units import Unit
-from segprox.sizes import median_size
+from segprox.sizes import FEWEST, is_narrow, median_interval, median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
 
@@ -100,6 +100,26 @@ def _about_attacks(group: Group) -> list[str]:
     return [f"Strongest attack: {first}, median {unit.text(best)}.", f"Weakest: {last}, {how}."]
 
 
+def until_sentence(result: RunResults) -> str | None:
+    """How many images it took until the median was known well enough, or that it is not, where that was asked for."""
+    until, done = result.run.settings.until, len(result.records) + len(result.errors)
+    if until is None:
+        return None
+    total = max(done, min(result.header["images"], result.run.settings.limit or result.header["images"]))
+    low, high = (size * result.unit.factor for size in median_interval(result.norms))
+    what = f"the 95 % interval of the median ({result.unit.name}: {low:.2f} to {high:.2f})"
+    if is_narrow(result.norms, until):
+        return f"{done} of {total} images, until {what} was within {until * 100:.3g} % of it"
+    few = "" if len(result.norms) >= FEWEST else f"; it takes {FEWEST} images to have one"
+    return f"{done} of {total} images, and {what} is not within {until * 100:.3g} % of it{few}"
+
+
+def until_statements(groups: Sequence[Group]) -> list[Statement]:
+    """The same of every run."""
+    found = [(f"{group.title} · {label}", until_sentence(run)) for group in groups for label, run in group.runs.items()]
+    return [Statement("note", f"{where}: {sentence}.") for where, sentence in found if sentence is not None]
+
+
 def statements(groups: Sequence[Group]) -> list[Statement]:
     """What a reader should know before looking at tables, most important first."""
     results = [run for group in groups for run in group.runs.values()]
@@ -109,6 +129,7 @@ def statements(groups: Sequence[Group]) -> list[Statement]:
         *_weak_attacks(groups),
         *_rounding(results),
         *_unequal(groups),
+        *until_statements(groups),
         *_own_labels(results),
         *_fixed_epsilons(groups),
         *_several_norms(groups),
@@ -122,7 +143,9 @@ def same_images(runs: Iterable[RunResults]) -> bool:
 
 
 def _unequal(groups: Sequence[Group]) -> list[Statement]:
-    found = [group.title for group in groups if not same_images(group.runs.values())]
+    # Runs that stop by themselves are of different lengths on purpose, and their images are drawn at random.
+    still = [[run for run in group.runs.values() if run.run.settings.until is None] for group in groups]
+    found = [group.title for group, runs in zip(groups, still) if not same_images(runs)]
     if not found:
         return []
     text = f"Not all attacks have seen the same images yet, so their rows cannot be compared: {'; '.join(found)}."

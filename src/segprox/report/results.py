@@ -1,7 +1,7 @@
 """What stores hold, ready for tables, figures and pages."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from segprox.counts import Counts
 from segprox.report.units import LINF, Unit
+from segprox.run.evaluate import Status
 from segprox.run.plan import Run
 from segprox.run.record import ImageError, Record
 from segprox.run.store import Store, stores
@@ -70,11 +71,16 @@ class RunResults:
 
 def load_runs(folders: Sequence[Path]) -> list[RunResults]:
     """All runs in these folders, each a run or a folder of runs."""
-    return [_load(store) for folder in folders for store in stores(folder)]
+    return [_load(store, store.latest()) for folder in folders for store in stores(folder)]
 
 
-def _load(store: Store) -> RunResults:
-    latest = sorted(store.latest().values(), key=lambda record: record.image)
+def results_of(statuses: Sequence[Status]) -> list[RunResults]:
+    """What an evaluation was asked for: not what else its folders may hold, such as images beyond its limit."""
+    return [_load(status.store, status.records) for status in statuses]
+
+
+def _load(store: Store, records: Mapping[str, Record | ImageError]) -> RunResults:
+    latest = sorted(records.values(), key=lambda record: record.image)
     return RunResults(
         folder=store.folder,
         run=store.run,
