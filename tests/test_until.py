@@ -317,7 +317,11 @@ def test_reports_say_when_it_was_not_enough(tmp_path):
     evaluation = Evaluation([a_run(0.1, length=3)], tmp_path / "few")
     list(evaluation.go(Pretend(spread(3, 1.0))))
     (result,) = results_of(evaluation.status())
-    assert until_sentence(result).startswith("3 of 3 images, and the 95 % interval of the median")
-    assert until_sentence(result).endswith("is not within 10 % of it; it takes 6 images to have one")
+    few = "3 of 3 images, too few for a 95 % interval of the median, which takes 6"
+    assert until_sentence(result) == few
+    go(tmp_path / "wide", a_run(0.1, length=8), Pretend(spread(8, 4.0)))
+    wide = until_sentence(load_runs([tmp_path / "wide"])[0])
+    assert wide.startswith("8 of 8 images, and the 95 % interval of the median (linf x 255: ")
+    assert wide.endswith(") is not within 10 % of it")
     go(tmp_path / "plain", a_run(None, length=3), Pretend(spread(3, 1.0)))
     assert until_sentence(load_runs([tmp_path / "plain"])[0]) is None

@@ -106,12 +106,13 @@ def until_sentence(result: RunResults) -> str | None:
     if until is None:
         return None
     total = max(done, min(result.header["images"], result.run.settings.limit or result.header["images"]))
+    if len(result.norms) < FEWEST:
+        return f"{done} of {total} images, too few for a 95 % interval of the median, which takes {FEWEST}"
     low, high = (size * result.unit.factor for size in median_interval(result.norms))
     what = f"the 95 % interval of the median ({result.unit.name}: {low:.2f} to {high:.2f})"
     if is_narrow(result.norms, until):
         return f"{done} of {total} images, until {what} was within {until * 100:.3g} % of it"
-    few = "" if len(result.norms) >= FEWEST else f"; it takes {FEWEST} images to have one"
-    return f"{done} of {total} images, and {what} is not within {until * 100:.3g} % of it{few}"
+    return f"{done} of {total} images, and {what} is not within {until * 100:.3g} % of it"
 
 
 def until_statements(groups: Sequence[Group]) -> list[Statement]:
