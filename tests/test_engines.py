@@ -90,6 +90,24 @@ def test_this_process_does_tasks_in_order(expected):
     assert all(isinstance(record, Record) for record in expected.values())
 
 
+class Enough:
+    """What is wanted until so many results are there; it has the results."""
+
+    def __init__(self, count):
+        self.count, self.results = count, []
+
+    def of(self, engine):
+        for _, results in engine(demo_tasks(size=1), lambda _: len(self.results) < self.count):
+            self.results += results
+        return len(self.results)
+
+
+def test_tasks_that_are_not_wanted_any_more_are_not_begun():
+    assert Enough(3).of(Local()) == 3
+    assert 3 <= Enough(3).of(Processes(2)) <= 4  # one may be under way
+    assert Enough(0).of(Processes(2)) == Enough(0).of(Local()) == 0
+
+
 def test_no_tasks():
     assert list(Local()([])) == list(Processes(2)([])) == []
 
@@ -154,6 +172,7 @@ def test_a_ray_cluster_gives_the_same_and_replaces_actors_that_die(expected, dan
         wrong = Run(model="no-such", dataset="demo", attack=ATTACKS[0])
         with pytest.raises(SegproxError, match="there is no model 'no-such'"):
             list(Ray(1)([Task(wrong, (0,))]))
+        assert 3 <= Enough(3).of(Ray(2)) <= 4
         assert ray.is_initialized()  # a cluster that was there before stays
     finally:
         ray.shutdown()

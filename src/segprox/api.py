@@ -2,9 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -15,17 +13,13 @@ from segprox.errors import SegproxError
 from segprox.naming import checked
 from segprox.report.audit import Audit
 from segprox.report.evaluation import Results
+from segprox.report.progress import Follower, follow, make_bar
 from segprox.report.results import results_of
 from segprox.result import AttackResult
 from segprox.run.audit import audit_entries
-from segprox.run.engines import choose_engine
-from segprox.run.evaluate import Evaluation
 from segprox.run.execution import Execution
-from segprox.run.objects import describe_entry, named_dataset, named_model
-from segprox.run.plan import AttackEntry, Grid, SaveFormat, Settings, Spec
-from segprox.run.progress import follow
-
-AnyAttack = str | Attack | AttackEntry  # by its name, as an object, or as a run describes it
+from segprox.run.objects import AnyAttack, make_evaluation
+from segprox.run.plan import SaveFormat, Settings
 
 
 @overload
@@ -135,9 +129,11 @@ def evaluate(
     *,
     goals: str | Sequence[str] = UNTARGETED,
     limit: int | None = None,
+    until: float | str | None = None,
     threshold: float = 0.99,
     seed: int = 0,
     max_queries: int | None = None,
+    precision: str | None = None,
     ignore: tuple[int, ...] = (255,),
     out: str | Path | None = None,
     save: Sequence[SaveFormat] = ("preview",),
@@ -159,9 +155,12 @@ def evaluate(
         goals: `untargeted`, or targets as `segprox target` takes them, with regions such as
             `untargeted?only=person&protect=rest`; one or several.
         limit: how many images; all if left out.
+        until: stop when the 95 % interval of the median is within plus or minus this share of it, such as 0.05 or "5%";
+            images then come in random order, by the seed. For minimal attacks.
         threshold: the share of pixels that makes a success.
-        seed: of random starts.
+        seed: of random starts, and of the order of images if there is an `until`.
         max_queries: the most forwards plus backwards per image.
+        precision: `bfloat16` or `float16` for gradients; successes are verified in float32.
         ignore: label values of pixels that do not count, where the dataset does not say it itself.
         out: a folder for records that `segprox runs`, `report` and `load_results` read, and from which the same call
             goes on after an interruption; left out, nothing is kept.
@@ -181,40 +180,20 @@ def evaluate(
         >>> results.accuracy(0.5 / 255) > 0.9 > 0.1 > results.accuracy(64 / 255)
         True
     """
-    chosen = [attacks] if isinstance(attacks, AnyAttack) else list(attacks)
-    entries = tuple(_entry(attack, fields) for attack in chosen)
     settings = checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
-        save=tuple(save) if out is not None else (),
+        Settings, "an evaluation", limit=limit, until=until, threshold=threshold, seed=seed, max_queries=max_queries,
+        save=tuple(save), model_options={"precision": precision} if precision else {},
     )  # fmt: skip
-    with ExitStack() as undo:
-        model_name = undo.enter_context(named_model(model))
-        dataset_name = undo.enter_context(named_dataset(dataset, ignore, limit))
-        if workers > 1 and not (isinstance(model, str) and isinstance(dataset, str)):
-            raise SegproxError("several workers need a model and a dataset that have names: see register_model")
-        where = Path(out) if out is not None else Path(undo.enter_context(TemporaryDirectory(prefix="segprox-")))
-        grid = Grid(
-            models=(model_name,), datasets=(dataset_name,), attacks=entries,
-            goals=(goals,) if isinstance(goals, str) else tuple(goals),
-        )  # fmt: skip
-        runs = Spec(grids=(grid,), settings=settings).runs()
-        own = isinstance(model, str)
-        execution = Execution(
-            workers=workers, batch=batch, devices=(device,) if device else () if own else (_device_of(model),),
-            lean=None if own else False,
-        )  # fmt: skip
-        evaluation = Evaluation(runs, where, execution, retry_errors)
+    execution = Execution(workers=workers, batch=batch, devices=(device,) if device else ())
+    with make_evaluation(
+        model, dataset, attacks, goals, settings, out=out, execution=execution, retry_errors=retry_errors,
+        ignore=ignore, fields=fields,
+    ) as evaluation:  # fmt: skip
         evaluation.validate()
         for sentence in evaluation.red_checks():
             warnings.warn(sentence, stacklevel=2)
-        follow(evaluation, choose_engine(execution), progress)
+        follow(evaluation, make_bar() if progress else Follower())
         return Results(results_of(evaluation.status()))
-
-
-def _entry(attack: AnyAttack, fields: dict[str, Any]) -> AttackEntry:
-    if isinstance(attack, AttackEntry):
-        return attack
-    return AttackEntry(name=attack, set=fields) if isinstance(attack, str) else describe_entry(attack)
 
 
 def audit(
@@ -279,9 +258,3 @@ def audit(
         device=device, retry_errors=retry_errors, progress=progress,
     )  # fmt: skip
     return Audit(results)
-
-
-def _device_of(model: str | nn.Module) -> str:
-    """Where a network is."""
-    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return "cpu" if first is None else str(first.device)

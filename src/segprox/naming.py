@@ -78,6 +78,19 @@ def read_fraction(value: Any) -> Any:
         return value
 
 
+def read_share(value: Any) -> Any:
+    """A share from "5%" or a fraction; anything else is left to whoever checks it.
+
+    Example:
+        >>> read_share("5%"), read_share("1/20"), read_share("many")
+        (0.05, 0.05, 'many')
+    """
+    try:
+        return float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else read_fraction(value)
+    except ValueError:
+        return value
+
+
 def refusal(error: ValidationError, what: str) -> SegproxError:
     """What to tell the user of the first field that does not fit."""
     first = error.errors()[0]

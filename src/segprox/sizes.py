@@ -1,7 +1,25 @@
-"""The one definition of the median size of perturbations."""
+"""The one definition of the median size of perturbations, and of how well it is known."""
+
+from functools import cache
+from math import inf, nan
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+FEWEST = 6  # images for which there is an interval of the median
+
+
+class Interval(NamedTuple):
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+
+def unbroken_size(norm: str) -> float:
+    """What an image that was not broken counts as: in linf the whole range, as in the paper."""
+    return 1.0 if norm == "linf" else inf
 
 
 def median_sizes(sizes: ArrayLike, axis: int = 0) -> NDArray[np.float64]:
@@ -30,3 +48,41 @@ def median_size(sizes: ArrayLike) -> float:
         (0.3, 1.0)
     """
     return float(median_sizes(sizes))
+
+
+def median_interval(sizes: ArrayLike) -> Interval:
+    """The 95 % confidence interval of the median, by order statistics; NaN for fewer than `FEWEST` images.
+
+    An image that is drawn at random lies below the median of all images in one case of two. So the k-th smallest and
+    the k-th largest of n sizes enclose that median unless n tosses of a coin show fewer than k heads, or fewer than k
+    tails; k is the largest number for which this happens in at most one case of twenty. Nothing is assumed about how
+    sizes are distributed.
+
+    Example:
+        >>> median_interval([6, 3, 1, 2, 5, 4]), median_interval([1, 2, 3, 4, 5])
+        (Interval(low=1.0, high=6.0), Interval(low=nan, high=nan))
+    """
+    values = np.sort(np.asarray(sizes, dtype=np.float64))
+    k = _outside(len(values))
+    return Interval(float(values[k - 1]), float(values[-k])) if k else Interval(nan, nan)
+
+
+@cache
+def _outside(count: int) -> int:
+    """The largest k for which fewer than k heads in that many tosses have a chance of at most 2.5 %."""
+    k, ways, tail = 0, 1, 1  # ways: to toss k heads; tail: to toss k heads or fewer
+    while 40 * tail <= 2**count:
+        ways = ways * (count - k) // (k + 1)
+        k, tail = k + 1, tail + ways
+    return k
+
+
+def is_narrow(sizes: ArrayLike, share: float) -> bool:
+    """Whether both ends of the median's interval are within this share of the median.
+
+    Example:
+        >>> is_narrow([9, 10, 10, 10, 10, 11], 0.1), is_narrow([8, 10, 10, 10, 10, 11], 0.1)
+        (True, False)
+    """
+    (low, high), median = median_interval(sizes), median_size(sizes)
+    return (1 - share) * median <= low and high <= (1 + share) * median

@@ -25,7 +25,7 @@ from segprox.errors import SegproxError
 from segprox.naming import Description, describe_fields, refusal
 from segprox.registry import Registry
 
-A = TypeVar("A", bound=Attack)
+A = TypeVar("A", bound=type)  # of attacks; type checkers do not see through every decorator for dataclasses
 BISECT = "bisect:"  # before the name of a fixed-epsilon attack: the minimal attack that bisection makes of it
 
 
@@ -149,7 +149,7 @@ def make_attack(name: str, **options: Any) -> Attack:
         raise refusal(error, name) from None
 
 
-def register_attack(name: str, about: str | None = None, **fields: Any) -> Callable[[type[A]], type[A]]:
+def register_attack(name: str, about: str | None = None, **fields: Any) -> Callable[[A], A]:
     """A decorator that gives a class of attacks a name, to be used wherever attacks are named.
 
     Args:
@@ -164,7 +164,7 @@ def register_attack(name: str, about: str | None = None, **fields: Any) -> Calla
         20
     """
 
-    def decorate(cls: type[A]) -> type[A]:
+    def decorate(cls: A) -> A:
         if not (isinstance(cls, type) and issubclass(cls, Attack) and dataclasses.is_dataclass(cls)):
             raise SegproxError(
                 f"the attack {name!r} must be a dataclass that inherits MinimalAttack or FixedEpsilonAttack, "

@@ -1,4 +1,4 @@
-"""What commands share: the application, the console, tables, bars, and how files are written.
+"""What commands share: the application, the console, tables, and how files are written.
 
 Nothing here or at the top of the commands' files imports torch: what a command needs it imports when it runs, so that
 `--help` is quick.
@@ -12,9 +12,7 @@ from tempfile import TemporaryFile
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from segprox.errors import SegproxError
 
@@ -35,27 +33,6 @@ def plain_table(*headings: str) -> Table:
     for i, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=i == 0)
     return table
-
-
-class _Rate(ProgressColumn):
-    """Units per second."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        shown = "-" if speed is None else f"{speed:.1f}" if speed >= 0.1 else f"{speed:.3f}"
-        return Text(f"{shown} {self.unit}/s", style="progress.data.speed")
-
-
-def progress_bar(unit: str = "steps", disable: bool = False) -> Progress:
-    """A bar with rate and time to go."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
-    )  # fmt: skip
 
 
 def assignments(texts: Sequence[str]) -> dict[str, object]:

@@ -1,16 +1,13 @@
 """segprox demo."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from segprox.cli.base import app, check_writable, out, progress_bar, writing_to
+from segprox.cli.base import app, check_writable, out, writing_to
 from segprox.cli.options import field_options, takes
 from segprox.errors import SegproxError
-
-if TYPE_CHECKING:
-    from segprox.run.evaluate import Evaluation
 
 
 @app.command()
@@ -36,6 +33,7 @@ def demo(
 
     from segprox.data import UNTARGETED, load_dataset
     from segprox.report.page import write_page
+    from segprox.report.progress import follow, make_bar
     from segprox.report.results import load_runs
     from segprox.report.terminal import record_table
     from segprox.run.evaluate import Evaluation
@@ -52,7 +50,7 @@ def demo(
     check_writable(out_dir)
     try:
         with writing_to(out_dir):
-            _attack_all(evaluation, images, entry.make().cost().forwards)
+            follow(evaluation, make_bar(out))
     except KeyboardInterrupt:
         out.print(f"Interrupted: {len(evaluation.status()[0].records)} of {images} images are done.")
         raise
@@ -66,15 +64,3 @@ def demo(
     with writing_to(out_dir):
         page = write_page(load_runs([out_dir / "runs" / run.folder]), out_dir / "index.html")
     out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
-
-
-def _attack_all(evaluation: "Evaluation", count: int, forwards: int) -> None:
-    """Do what is missing, behind a progress bar that counts steps."""
-    from segprox.run.engines import Local
-
-    done = len(evaluation.status()[0].records)
-    with progress_bar() as bar:
-        task = bar.add_task(f"attacking {count} images", total=count * forwards, completed=done * forwards)
-        for status, _ in evaluation.go(Local(callback=lambda _: bar.advance(task))):
-            done = len(status.records)  # an attack may need fewer steps than it could
-            bar.update(task, completed=done * forwards, description=f"attacked {done} of {count} images")

@@ -98,6 +98,13 @@ def execution_options(
 
 
 LimitOption = Annotated[int | None, typer.Option(min=1, help="How many images; all if left out.")]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Images in random order until the 95 % interval of the median is within this share of it, such as 5%.",
+    ),
+]
 SaveOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -112,6 +119,7 @@ MaxQueriesOption = Annotated[
 
 def settings_options(
     limit: LimitOption = None,
+    until: UntilOption = None,
     threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
     max_queries: MaxQueriesOption = None,
@@ -125,7 +133,7 @@ def settings_options(
     from segprox.run.plan import Settings
 
     return checked(
-        Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,
+        Settings, "an evaluation", limit=limit, until=until, threshold=threshold, seed=seed, max_queries=max_queries,
         save=tuple(save or ["preview"]), model_options={"precision": precision} if precision else {},
     )  # fmt: skip
 

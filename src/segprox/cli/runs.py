@@ -19,6 +19,7 @@ from segprox.cli.options import (
     OutOption,
     RetryOption,
     SaveOption,
+    UntilOption,
     execution_options,
     field_options,
     settings_options,
@@ -55,13 +56,13 @@ def evaluate(
     """
     from segprox.cli.execute import run_evaluation
     from segprox.data import UNTARGETED
-    from segprox.run.evaluate import Evaluation
-    from segprox.run.plan import AttackEntry, Grid, Spec
+    from segprox.run.objects import make_evaluation
 
-    entries = tuple(AttackEntry(name=name, set=fields) for name in attack or ["palma"])
-    grid = Grid(models=(model,), datasets=(dataset,), attacks=entries, goals=tuple(target or [UNTARGETED]))
-    runs = Spec(grids=(grid,), settings=settings).runs()
-    run_evaluation(Evaluation(runs, out_dir, execution, retry_errors), log, dry_run)
+    with make_evaluation(
+        model, dataset, attack or "palma", target or UNTARGETED, settings, out=out_dir, execution=execution,
+        retry_errors=retry_errors, fields=fields,
+    ) as evaluation:  # fmt: skip
+        run_evaluation(evaluation, log, dry_run)
 
 
 @app.command()
@@ -71,6 +72,7 @@ def run(
     out_dir: OutOption,
     execution: "Execution",
     limit: LimitOption = None,
+    until: UntilOption = None,
     max_queries: MaxQueriesOption = None,
     save: SaveOption = None,
     retry_errors: RetryOption = False,
@@ -89,7 +91,12 @@ def run(
     from segprox.run.plan import Settings, Spec
 
     content = Spec.read(spec)
-    changes: dict[str, Any] = {"limit": limit, "max_queries": max_queries, "save": tuple(save) if save else None}
+    changes: dict[str, Any] = {
+        "limit": limit,
+        "until": until,
+        "max_queries": max_queries,
+        "save": tuple(save) if save else None,
+    }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
     runs = dataclasses.replace(content, settings=settings).runs()

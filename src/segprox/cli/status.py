@@ -11,44 +11,17 @@ from rich.table import Table
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import SegproxError
-from segprox.report.groups import epsilon_of
+from segprox.report.findings import until_sentence
+from segprox.report.progress import found_text
 from segprox.report.results import results_of
-from segprox.report.statistics import summarise
 from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
 from segprox.run.worker import prepare
 
 
-def summary(status: Status) -> str:
-    """A run in a line."""
-    found, broken, reached = _found(status)
-    errors = f"{status.errors} errors" if status.errors else ""
-    median = found if _within_epsilon(status) else f"median {found}"
-    return ", ".join(filter(None, [median, f"{broken} broken", reached, errors]))
-
-
-def _found(status: Status) -> tuple[str, str, str]:
-    """The median size, or what is left within epsilon; how many images are broken; what was reached on the others."""
-    if not status.done:
-        return "-", "0 of 0", ""
-    (result,) = results_of([status])
-    found, unit, epsilon = summarise(result), result.unit, epsilon_of(result)
-    broken = f"{found.broken} of {found.images}"
-    if epsilon is not None:  # such an attack does not look for the smallest size
-        return f"{found.attacked_accuracy:.1%} right at {unit.text(epsilon)}", broken, ""
-    others = found.images - found.broken
-    reached = f"APSR {found.reached_apsr:.1%} at {unit.text(found.reached_size)} on the {others} not broken"
-    return unit.text(found.median), broken, reached if others else ""
-
-
-def _within_epsilon(status: Status) -> bool:
-    """Whether a run with records is that of a fixed-epsilon attack."""
-    return bool(status.records) and status.store.header.get("family") == "fixed-epsilon"
-
-
 def print_statuses(statuses: Sequence[Status]) -> None:
     """How far runs are and what they found."""
-    found = [_found(status) for status in statuses]
+    found = [found_text(status) for status in statuses]
     rows = [
         (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), size, broken))
         for status, (size, broken, _) in zip(statuses, found)
@@ -57,6 +30,9 @@ def print_statuses(statuses: Sequence[Status]) -> None:
     for status, (_, _, reached) in zip(statuses, found):
         if reached:  # an image that is not broken need not be unharmed
             out.print(f"{status.run.title}: {reached}", highlight=False, markup=False)
+    for result in results_of([status for status in statuses if status.records]):
+        if (sentence := until_sentence(result)) is not None:
+            out.print(f"{result.run.attack}, {result.run.goal}: {sentence}.", highlight=False, markup=False)
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
         "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from segprox.report.groups import Group, by_norm, epsilon_of
+from segprox.report.groups import Group, by_norm
 from segprox.report.results import RunResults
 from segprox.report.tables import Column, Table, Value
 from segprox.report.units import Unit
@@ -64,7 +64,7 @@ class Agreement:
     @cached_property
     def epsilon(self) -> float:
         """The size within which the attacks are compared."""
-        epsilon = epsilon_of(self.group.runs[self.fixed])
+        epsilon = self.group.runs[self.fixed].epsilon
         assert epsilon is not None  # that is what a fixed-epsilon run is
         return epsilon
 

@@ -14,14 +14,15 @@ import yaml
 from segprox.errors import SegproxError
 from segprox.report.contents import report_tables
 from segprox.report.findings import same_images
-from segprox.report.groups import Group, epsilon_of, group_runs
+from segprox.report.groups import Group, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
 from segprox.report.requirements import quality_at, wilson
 from segprox.report.results import RunResults
-from segprox.report.statistics import Interval, summarise
+from segprox.report.statistics import summarise
 from segprox.report.tables import Column, Table, markdown_text, to_markdown
 from segprox.run.command import repeat_command
 from segprox.run.record import digest
+from segprox.sizes import Interval
 
 EPSILONS = tuple(n / 255 for n in (0.25, 0.5, 1, 2, 4, 8))  # at which the field tells what is left, in linf
 TASK = {"type": "image-segmentation", "name": "Semantic segmentation under attack"}
@@ -90,7 +91,7 @@ class Card:
 # --- plain data -------------------------------------------------------------------------------------------------------
 def _evaluation(group: Group) -> dict[str, Any]:
     """All that is known of one model, dataset and goal in one norm."""
-    fixed = {epsilon for run in group.runs.values() if (epsilon := epsilon_of(run)) is not None}
+    fixed = {epsilon for run in group.runs.values() if (epsilon := run.epsilon) is not None}
     epsilons = sorted({0.0, *fixed, *(EPSILONS if group.norm == "linf" else ())})
     return {
         "model": group.model,
@@ -113,7 +114,7 @@ def _left(group: Group, epsilon: float) -> dict[str, Any]:
 
 
 def _run(label: str, result: RunResults) -> dict[str, Any]:
-    run, found, factor, epsilon = result.run, summarise(result), result.unit.factor, epsilon_of(result)
+    run, found, factor, epsilon = result.run, summarise(result), result.unit.factor, result.epsilon
     numbers: dict[str, Any] = {
         "broken": found.success_rate,
         "broken_interval": _interval(wilson(found.broken, found.images)),

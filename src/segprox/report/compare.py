@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from segprox.errors import SegproxError
 from segprox.report.contents import MEDIAN, named, paired_notes
-from segprox.report.groups import attack_labels, epsilon_of
+from segprox.report.groups import attack_labels
 from segprox.report.results import RunResults
 from segprox.report.statistics import Paired, compare_pair
 from segprox.report.tables import Column, Table, Value
@@ -42,7 +42,7 @@ def match_runs(first: Sequence[RunResults], second: Sequence[RunResults]) -> lis
 
 
 def _task(result: RunResults) -> tuple[Any, ...]:
-    return result.run.goal, result.run.settings.threshold, result.unit.norm, epsilon_of(result)
+    return result.run.goal, result.run.settings.threshold, result.unit.norm, result.epsilon
 
 
 def _key(result: RunResults, level: int) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ def compare_tables(pairs: Sequence[Pair]) -> list[Table]:
         found = compare_pair(one, other)
         if not found.images:
             raise SegproxError(f"{one.run.title} and {other.run.title} have no image in common")
-        kind = one.unit, epsilon_of(one) is not None
+        kind = one.unit, one.epsilon is not None
         kinds.setdefault(kind, []).append(_Compared(one, other, (labels[one], labels[other]), found))
     return [_table(unit, fixed, some) for (unit, fixed), some in kinds.items()]
 

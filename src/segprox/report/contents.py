@@ -8,10 +8,10 @@ import numpy as np
 from segprox.attacks.base import Family
 from segprox.counts import Counts
 from segprox.data import UNTARGETED
-from segprox.report.groups import Group, by_norm, epsilon_of
+from segprox.report.findings import until_statements
+from segprox.report.groups import Group, by_norm
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
-    Interval,
     Paired,
     Summary,
     common_norms,
@@ -22,7 +22,7 @@ from segprox.report.statistics import (
 )
 from segprox.report.tables import Column, Table, Value
 from segprox.report.units import Unit
-from segprox.sizes import median_size
+from segprox.sizes import FEWEST, Interval, median_size
 
 PLACE = (Column("model"), Column("dataset"), Column("goal"))
 COUNTS = (Column("images", "d"), Column("errors", "d"))
@@ -53,7 +53,7 @@ def _tables(unit: Unit, groups: Sequence[Group], critical: Sequence[str]) -> lis
     known, sizes, within = (_summaries(some) for some in (groups, minimal, fixed))
     free, aimed = ({g.names: sizes[g.names] for g in minimal if g.targeted == targeted} for targeted in (False, True))
     tables = [
-        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes),
+        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes, minimal),
         _fixed(unit, fixed, within), _accuracy(known), _classes(groups, critical), _rounded(unit, sizes),
         _complexity(known), _optimality(minimal), _mean_optimality(minimal), _head_to_head(minimal),
         _against_best(unit, minimal), _runs(groups),
@@ -70,7 +70,7 @@ def _fixed(unit: Unit, groups: Sequence[Group], known: Summaries) -> Table:
     rows = []
     for group in groups:
         for label, result in group.runs.items():
-            s, epsilon = known[group.names][label], epsilon_of(result)
+            s, epsilon = known[group.names][label], result.epsilon
             assert epsilon is not None  # that is how these groups were made
             left = (s.accuracy, s.attacked_accuracy, s.miou, s.attacked_miou)
             rows.append((*group.names, label, s.images, s.errors, epsilon * unit.factor, s.success_rate, *left))
@@ -131,7 +131,7 @@ def _table(name: str, title: str, columns: Sequence[Column], rows: Lines, *notes
     return Table(name, title, (*PLACE, Column("attack"), *COUNTS, *columns), rows, notes, keys=3)
 
 
-def _summary(unit: Unit, known: Summaries) -> Table:
+def _summary(unit: Unit, known: Summaries, groups: Sequence[Group]) -> Table:
     # In linf also what the perturbations are in other norms; an attack made for those is not to be judged by linf.
     others = [Column("l2", ".2f", "min"), Column("l1", ".0f", "min")] if unit.norm == "linf" else []
 
@@ -148,10 +148,11 @@ def _summary(unit: Unit, known: Summaries) -> Table:
     reached = (
         "unbroken: what the attack reached on the images that it did not break, medians of APSR, size and accuracy."
     )
-    interval = "low and high: 95 % bootstrap interval of the median. " + (
+    interval = f"low and high: 95 % interval of the median, by order statistics, of {FEWEST} images or more. " + (
         "l2, l1 and APSR are medians." if others else "APSR is a median."
     )
-    notes = (_not_broken(unit), MEDIAN, ERRORS, interval, reached)
+    stopped = (statement.text for statement in until_statements(groups))
+    notes = (_not_broken(unit), MEDIAN, ERRORS, interval, reached, *stopped)
     return _table("summary", "What each attack found", columns, _long(known, cells), *notes)
 
 

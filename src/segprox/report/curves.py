@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from segprox.report.groups import epsilon_of
 from segprox.report.metrics import Measure
 from segprox.report.results import RunResults, Sizes
 from segprox.sizes import median_sizes
@@ -63,7 +62,7 @@ def epsilon_curve(runs: Sequence[RunResults], measure: Measure) -> Curve:
         measure: as for `measure_curve`.
     """
     left = [measure(*runs[0].counts(clean=True)), *(measure(*run.counts()) for run in runs)]
-    return Curve(np.array([0.0, *(epsilon_of(run) or 0.0 for run in runs)]), np.array(left))
+    return Curve(np.array([0.0, *(run.epsilon or 0.0 for run in runs)]), np.array(left))
 
 
 def anytime_curve(result: RunResults) -> Curve | None:

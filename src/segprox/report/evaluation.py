@@ -45,7 +45,7 @@ class SummaryTable:
         self.tables = tuple(tables)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=WIDTH)
+        console = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False)  # which would display it instead
         for table in self.tables:
             console.print(to_screen(table))
         text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
@@ -75,7 +75,7 @@ def _to_html(table: Table) -> str:
         for i, row in enumerate(table.rows)
     ]
     head = line([html.escape(column.title) for column in table.columns], "th")
-    notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in table.notes)
+    notes = f"<p><small>{html.escape(' '.join(table.notes))}</small></p>"
     return (
         f"<h4>{html.escape(table.title)}</h4><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{notes}"
     )

@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from segprox.norms import NormName
-from segprox.report.groups import Group, epsilon_of
+from segprox.report.groups import Group
 from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import Image, RunResults, Sizes
 from segprox.report.statistics import common_norms, sign_test
 from segprox.report.units import Unit
-from segprox.sizes import median_size
+from segprox.sizes import FEWEST, is_narrow, median_interval, median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
 LEVEL = 0.05  # of significance, shared by all comparisons of models in a report
@@ -55,7 +55,7 @@ class Verdict:
     def _at_epsilon(self) -> tuple[float, float] | None:
         """Where all attacks stay within an epsilon: the epsilon of the strongest, and the accuracy that it leaves."""
         run = self.group.runs[self.group.strongest or ""]
-        epsilon = epsilon_of(run)
+        epsilon = run.epsilon
         return None if epsilon is None else (epsilon, pixel_accuracy(*run.counts()))
 
     @property
@@ -140,6 +140,27 @@ def _about_attacks(group: Group) -> list[str]:
     return [f"{first} has the smallest median, {unit.text(best)}; {last} {how}."]
 
 
+def until_sentence(result: RunResults) -> str | None:
+    """How many images it took until the median was known well enough, or that it is not, where that was asked for."""
+    until, done = result.run.settings.until, len(result.records) + len(result.errors)
+    if until is None:
+        return None
+    total = max(done, min(result.header["images"], result.run.settings.limit or result.header["images"]))
+    if len(result.norms) < FEWEST:
+        return f"{done} of {total} images, too few for a 95 % interval of the median, which takes {FEWEST}"
+    low, high = (size * result.unit.factor for size in median_interval(result.norms))
+    what = f"the 95 % interval of the median ({result.unit.name}: {low:.2f} to {high:.2f})"
+    if is_narrow(result.norms, until):
+        return f"{done} of {total} images, until {what} was within {until * 100:.3g} % of it"
+    return f"{done} of {total} images, and {what} is not within {until * 100:.3g} % of it"
+
+
+def until_statements(groups: Sequence[Group]) -> list[Statement]:
+    """The same of every run."""
+    found = [(f"{group.title} · {label}", until_sentence(run)) for group in groups for label, run in group.runs.items()]
+    return [Statement("note", f"{where}: {sentence}.") for where, sentence in found if sentence is not None]
+
+
 def statements(groups: Sequence[Group]) -> list[Statement]:
     """What a reader should know before looking at tables, most important first."""
     results = [run for group in groups for run in group.runs.values()]
@@ -149,6 +170,7 @@ def statements(groups: Sequence[Group]) -> list[Statement]:
         *_weak_attacks(groups),
         *_rounding(results),
         *_unequal(groups),
+        *until_statements(groups),
         *_own_labels(results),
         *_fixed_epsilons(groups),
         *_several_norms(groups),
@@ -162,7 +184,9 @@ def same_images(runs: Iterable[RunResults]) -> bool:
 
 
 def _unequal(groups: Sequence[Group]) -> list[Statement]:
-    found = [group.title for group in groups if not same_images(group.runs.values())]
+    # Runs that stop by themselves are of different lengths on purpose, and their images are drawn at random.
+    still = [[run for run in group.runs.values() if run.run.settings.until is None] for group in groups]
+    found = [group.title for group, runs in zip(groups, still) if not same_images(runs)]
     if not found:
         return []
     text = f"Not all attacks have seen the same images yet, so their rows cannot be compared: {'; '.join(found)}."
@@ -255,7 +279,7 @@ def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
     for group in groups:
         known, unbroken = smallest(group.runs.values()), group.unit.unbroken
         for name, run in group.runs.items():
-            reach = epsilon_of(run)
+            reach = run.epsilon
             most = np.nextafter(unbroken, 0) if reach is None else reach
             tried = [norm for image, norm in run.by_image.items() if known[image] <= most]
             key = (name, "" if reach is None else f" with at most {group.unit.text(reach)}")
@@ -311,7 +335,7 @@ def _fixed_epsilons(groups: Sequence[Group]) -> list[Statement]:
     tried: dict[tuple[str, Unit], set[float]] = {}
     for group in groups:
         for attack, runs in group.by_epsilon.items():
-            tried.setdefault((attack, group.unit), set()).update(epsilon_of(run) or 0.0 for run in runs)
+            tried.setdefault((attack, group.unit), set()).update(run.epsilon or 0.0 for run in runs)
     return [
         Statement(
             "note",

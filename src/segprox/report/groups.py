@@ -51,10 +51,8 @@ class Group:
 
     def of_family(self, family: Family) -> "Group":
         """The same with its minimal or its fixed-epsilon attacks only, the latter by growing epsilon."""
-        chosen = [
-            (label, run) for label, run in self.runs.items() if (epsilon_of(run) is None) == (family == "minimal")
-        ]
-        return dataclasses.replace(self, runs=dict(sorted(chosen, key=lambda item: epsilon_of(item[1]) or 0.0)))
+        chosen = [(label, run) for label, run in self.runs.items() if (run.epsilon is None) == (family == "minimal")]
+        return dataclasses.replace(self, runs=dict(sorted(chosen, key=lambda item: item[1].epsilon or 0.0)))
 
     @property
     def epsilon_labels(self) -> dict[str, str]:
@@ -82,11 +80,6 @@ class Group:
     def attacked(self) -> dict[str, RunResults]:
         """The runs with at least one record."""
         return {label: result for label, result in self.runs.items() if result.records}
-
-
-def epsilon_of(result: RunResults) -> float | None:
-    """The size that an attack stays within by design; none for attacks that look for the smallest change."""
-    return result.epsilon
 
 
 def group_runs(results: Sequence[RunResults]) -> list[Group]:

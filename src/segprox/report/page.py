@@ -20,7 +20,7 @@ from segprox.report.agreement import agreement_tables
 from segprox.report.contents import FAMILIES
 from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_curve
 from segprox.report.findings import same_images, statements, verdicts
-from segprox.report.groups import Group, by_norm, epsilon_of, group_runs
+from segprox.report.groups import Group, by_norm, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
 from segprox.report.pictures import Thumbnails, count_of, coverage, read_pictures
 from segprox.report.requirements import Judged, conclude
@@ -209,7 +209,7 @@ def _table(unit: Unit, groups: Sequence[Group], family: Family) -> ResultTable:
 
 def _rows(group: Group, family: Family) -> list[dict[str, Any]]:
     summaries = {name: summarise(result) for name, result in group.runs.items()}
-    epsilons = {name: epsilon_of(result) for name, result in group.runs.items()}
+    epsilons = {name: result.epsilon for name, result in group.runs.items()}
     names = group.epsilon_labels  # epsilon has a column of its own
     comparable = same_images(group.runs.values())
     if family == "minimal":
@@ -317,7 +317,7 @@ def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[st
                 "attack": name,
                 "series": names[i],
                 "strongest": name == group.strongest,
-                "epsilon": None if (epsilon := epsilon_of(result)) is None else _number(epsilon * group.unit.factor),
+                "epsilon": None if (epsilon := result.epsilon) is None else _number(epsilon * group.unit.factor),
                 "colours": {"attack": attacks.index(names[i]), "model": models.index(group.model)},
                 "classes": list(result.classes),
                 "palette": _palette(result),
@@ -350,7 +350,7 @@ def _curves(result: RunResults) -> dict[str, list[list[float | None]]]:
         return {}
     factor, anytime = result.unit.factor, anytime_curve(result)
     measures = {"accuracy": pixel_accuracy, "miou": mean_iou}
-    if epsilon_of(result) is not None:
+    if result.epsilon is not None:
         return {name: _points(epsilon_curve([result], measure), factor, 1) for name, measure in measures.items()}
     curves = {name: _points(measure_curve(result, measure), factor, 1) for name, measure in measures.items()}
     return curves | ({} if anytime is None else {"anytime": _points(anytime, 1, factor)})

@@ -17,8 +17,9 @@ from segprox.report.findings import smallest
 from segprox.report.groups import Group
 from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import RunResults
-from segprox.report.statistics import RESAMPLES, Interval
+from segprox.report.statistics import RESAMPLES
 from segprox.report.tables import Column, Table
+from segprox.sizes import Interval
 
 Outcome = Literal["pass", "fail", "too few images"]
 NORMAL = 1.959964  # the 97.5 % point of the normal distribution

@@ -5,28 +5,19 @@ paper, and as infinite in all others. The median is the smallest size that break
 that could not be attacked at all (errors) are counted but enter nothing else. What nothing is known of is NaN.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, nan
-from typing import NamedTuple
 
 import numpy as np
 
-from segprox.report.groups import epsilon_of
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
 from segprox.report.results import Image, RunResults
 from segprox.report.results import Sizes as Values
-from segprox.sizes import median_size, median_sizes
+from segprox.sizes import Interval, median_interval, median_size
 
 RESAMPLES = 1000
 SIGNIFICANT = 0.05  # a p-value below it
-
-
-class Interval(NamedTuple):
-    """A confidence interval."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +59,7 @@ class Summary:
         return self.rounded_broken / self.images if self.images else nan
 
 
-def summarise(result: RunResults, seed: int = 0) -> Summary:
+def summarise(result: RunResults) -> Summary:
     """All numbers of a run."""
     records = result.records
     found, rounded = [record.found for record in records], [record.rounded for record in records]
@@ -80,7 +71,7 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
         errors=len(result.errors),
         broken=int(result.success.sum()),
         median=median_size(result.norms),
-        interval=bootstrap_median(result.norms, seed),
+        interval=median_interval(result.norms),
         mean=_mean(result.norms),
         l2=median_size([score.l2 if score.success else np.inf for score in found]),
         l1=median_size([score.l1 if score.success else np.inf for score in found]),
@@ -102,16 +93,8 @@ def summarise(result: RunResults, seed: int = 0) -> Summary:
     )
 
 
-def bootstrap_median(
-    values: Values,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    level: float = 0.95,
-    middle: Callable[[Values], Values] | None = None,
-) -> Interval:
+def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> Interval:
     """A percentile interval of the median: of medians of as many values, drawn with replacement.
-
-    The median is that of sizes, unless another is given, of the rows of `[resamples, values]`.
 
     Example:
         >>> import numpy as np
@@ -121,8 +104,7 @@ def bootstrap_median(
     if not len(values):
         return Interval(nan, nan)
     generator = np.random.default_rng(seed)
-    drawn = generator.choice(values, (resamples, len(values)))
-    medians = median_sizes(drawn, axis=1) if middle is None else middle(drawn)
+    medians = _medians(generator.choice(values, (resamples, len(values))))
     # One of the medians, not a mean of two, of which one may be infinite.
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2], method="closest_observation")
     return Interval(float(low), float(high))
@@ -213,7 +195,7 @@ class Paired:
 
 def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired:
     """How the second run's norms differ from the first's, image by image; within an epsilon, the accuracy left."""
-    fixed = epsilon_of(first) is not None
+    fixed = first.epsilon is not None
     one, other = _common([result.accuracy_by_image if fixed else result.by_image for result in (first, second)])
     differences = np.subtract(other, one, out=np.zeros_like(one), where=one != other)  # not broken by either is equal
     with np.errstate(divide="ignore"):
@@ -224,7 +206,7 @@ def compare_pair(first: RunResults, second: RunResults, seed: int = 0) -> Paired
         medians=(_median(one), _median(other)) if fixed else (median_size(one), median_size(other)),
         ratio=_median(ratios),
         difference=_median(differences),
-        interval=bootstrap_median(differences, seed, middle=_medians),
+        interval=bootstrap_median(differences, seed),
         larger=larger,
         smaller=smaller,
         p_value=sign_test(larger, smaller),

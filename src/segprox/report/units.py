@@ -1,13 +1,13 @@
 """How sizes of perturbations are counted and written, for each norm."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any, get_args
 
 from segprox.errors import SegproxError
 from segprox.norms import NormName
 from segprox.run.record import Record, Score
 from segprox.run.store import Store
+from segprox.sizes import unbroken_size
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Unit:
     @property
     def unbroken(self) -> float:
         """What an image that was not broken counts as: in linf the whole range, as in the paper."""
-        return 1.0 if self.norm == "linf" else inf
+        return unbroken_size(self.norm)
 
     @property
     def unbroken_text(self) -> str:
@@ -51,11 +51,11 @@ class Unit:
 
     def size(self, record: Record) -> float:
         """The size of the perturbation that was found, whether the image is broken or not."""
-        return float(getattr(record.found, self.norm, record.norm))
+        return record.size(self.norm)
 
     def counted(self, record: Record) -> float:
         """What a record counts as in medians."""
-        return self.size(record) if record.found.success else self.unbroken
+        return record.counted_size(self.norm)
 
     def rounded_size(self, score: Score) -> float:
         """The size of the perturbation in 8 bits; NaN for a norm that scores do not have."""

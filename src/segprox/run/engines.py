@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,19 @@ from segprox.registry import VARIABLE
 from segprox.run.execution import Execution
 from segprox.run.worker import ATTEMPTS, WORKER_DIED, Result, Task, Worker, image_error, open_dataset
 
-Engine = Callable[[Sequence[Task]], Iterator[tuple[Task, list[Result]]]]  # tasks in any order, each with its results
+Done = Iterator[tuple[Task, list[Result]]]  # tasks in any order, each with its results
+Wanted = Callable[[Task], bool]  # asked when a task's turn comes: it may have become needless
+
+
+class Engine(Protocol):
+    """Whoever does tasks, or those of them that are still wanted when their turn comes."""
+
+    def __call__(self, tasks: Sequence[Task], wanted: Wanted = ...) -> Done:
+        """Do the tasks."""
+
+
+def _always(_: Task) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,12 @@ class Local:
     threads: int | None = 1
     callback: Callback | None = None
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
+    def __call__(self, tasks: Sequence[Task], wanted: Wanted = _always) -> Done:
         """Do the tasks in order; the next one's images are read meanwhile."""
         worker = Worker(self.threads)
         for i, task in enumerate(tasks):
+            if not wanted(task):
+                continue
             if i + 1 < len(tasks):
                 worker.read_ahead(tasks[i + 1])
             yield task, worker.work(task, self.callback)
@@ -48,15 +62,15 @@ class Processes:
     devices: Sequence[str] = ()
     threads: int | None = 1
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
+    def __call__(self, tasks: Sequence[Task], wanted: Wanted = _always) -> Done:
         """Whoever is free does the next task. One that dies is replaced and its task done again."""
-        queue = deque((task, 1) for task in tasks)
+        queue = _Queue(tasks, wanted)
         processes = [_WorkerProcess(self._device(i), self.threads) for i in range(min(self.count, len(tasks)))]
         try:
             while queue or any(process.busy for process in processes):
                 for process in processes:
                     if queue and not process.busy:
-                        process.give(*queue.popleft())
+                        process.give(*queue.take())
                 for process in _ready(processes):
                     task, attempt = process.holds()
                     answer = process.take()
@@ -65,7 +79,7 @@ class Processes:
                     elif isinstance(answer, Exception):
                         raise answer
                     elif attempt < ATTEMPTS:
-                        queue.extendleft(_one_by_one(task, attempt))
+                        queue.put_back(task, attempt)
                     else:
                         yield task, died(task)
         finally:
@@ -157,9 +171,24 @@ def _serve(pipe: Connection, threads: int | None, deterministic: bool) -> None:
             return
 
 
-def _one_by_one(task: Task, attempt: int) -> list[tuple[Task, int]]:
-    """The images of a task whose worker died, one by one: they may not all be to blame."""
-    return [(task._replace(indices=(index,)), attempt + 1) for index in reversed(task.indices)]
+class _Queue:
+    """Tasks to be given out, with the numbers of their attempts; true while there is one that is wanted."""
+
+    def __init__(self, tasks: Sequence[Task], wanted: Wanted) -> None:
+        self.waiting = deque((task, 1) for task in tasks)
+        self.wanted = wanted
+
+    def __bool__(self) -> bool:
+        while self.waiting and not self.wanted(self.waiting[0][0]):
+            self.waiting.popleft()
+        return bool(self.waiting)
+
+    def take(self) -> tuple[Task, int]:
+        return self.waiting.popleft()
+
+    def put_back(self, task: Task, attempt: int) -> None:
+        """The images of a task whose worker died, one by one: they may not all be to blame."""
+        self.waiting.extendleft((task._replace(indices=(index,)), attempt + 1) for index in reversed(task.indices))
 
 
 def died(task: Task) -> list[Result]:
@@ -177,7 +206,7 @@ class Ray:
     gpus: float = 0.0  # of each actor
     threads: int | None = 1
 
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
+    def __call__(self, tasks: Sequence[Task], wanted: Wanted = _always) -> Done:
         """Whoever is free does the next task. An actor that dies is replaced and its task done again."""
         ray: Any = require("ray", "ray")
         ours = not ray.is_initialized()
@@ -188,13 +217,13 @@ class Ray:
         actors = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0, **where)(Worker)
         make = partial(actors.remote, self.threads, torch.are_deterministic_algorithms_enabled())
         deaths = ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError
-        queue = deque((task, 1) for task in tasks)
+        queue = _Queue(tasks, wanted)
         free = [make() for _ in range(min(self.count, len(tasks)))]
         under_way: dict[Any, tuple[Any, Task, int]] = {}
         try:
             while queue or under_way:
                 while queue and free:
-                    actor, (task, attempt) = free.pop(), queue.popleft()
+                    actor, (task, attempt) = free.pop(), queue.take()
                     under_way[actor.work.remote(task)] = (actor, task, attempt)
                 (ready,), _ = ray.wait(list(under_way))
                 actor, task, attempt = under_way.pop(ready)
@@ -205,7 +234,7 @@ class Ray:
                 except deaths:
                     free.append(make())
                     if attempt < ATTEMPTS:
-                        queue.extendleft(_one_by_one(task, attempt))
+                        queue.put_back(task, attempt)
                     else:
                         yield task, died(task)
                     continue

@@ -16,9 +16,10 @@ from segprox.run.check import check_model
 from segprox.run.engines import Engine
 from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run, check_runs
-from segprox.run.record import ImageError, Record
+from segprox.run.record import ImageError, Record, digest
 from segprox.run.store import Store
 from segprox.run.worker import Prepared, Task, forget_models, open_dataset, prepare_goal, prepare_model
+from segprox.sizes import is_narrow
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -40,6 +41,25 @@ class Status(NamedTuple):
     def errors(self) -> int:
         """Images that could not be attacked."""
         return len(self.records) - self.done
+
+    @property
+    def enough(self) -> bool:
+        """Whether the median is known as well as the run's `until` asks for, so that no other image is needed."""
+        until = self.run.settings.until
+        if until is None:
+            return False
+        norm = self.run.attack.make().norm
+        return is_narrow([r.counted_size(norm) for r in self.records.values() if isinstance(r, Record)], until)
+
+    @property
+    def left(self) -> int:
+        """Images without a record that are still to be attacked, or may be, if the run has an `until`."""
+        return 0 if self.enough else self.total - len(self.records)
+
+    def needs(self, task: Task) -> bool:
+        """Whether a task of this run is to be done: it looks at images with a record again, or others are needed."""
+        names = open_dataset(self.run.dataset).names
+        return not self.enough or any(names[i] in self.records for i in task.indices)
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,11 @@ class Evaluation:
         return Status(run, store, len(names), records)
 
     def go(self, engine: Engine) -> Iterator[tuple[Status, Record | ImageError]]:
-        """Do what is missing. Each record is on the disk before it is given out, with the status of its run."""
+        """Do what is missing. Each record is on the disk before it is given out, with the status of its run.
+
+        Several workers may have images under way when a run has enough. These are recorded; should they make the
+        interval of the median too wide again, the run goes on.
+        """
         with ExitStack() as locks:
             statuses = {}
             for run in self.runs:
@@ -76,29 +100,49 @@ class Evaluation:
                 statuses[run.folder] = self._status(run, store)  # only now: nobody else changes it any more
             tasks = [task for status in statuses.values() for task in self._tasks(status)]
             started: set[str] = set()
-            for task, results in engine(tasks):
-                status = statuses[task.run.folder]
-                if task.run.folder not in started:
-                    status.store.start(task.run, about(task.run))
-                    started.add(task.run.folder)
-                for name, record, files in results:
-                    if record is not None:
-                        status.store.append(record, files)
-                        status.records[name] = record
-                        yield status, record
+            needless: list[Task] = []
+
+            def wanted(task: Task) -> bool:
+                if statuses[task.run.folder].needs(task):
+                    return True
+                needless.append(task)
+                return False
+
+            while tasks:
+                for task, results in engine(tasks, wanted):
+                    status = statuses[task.run.folder]
+                    if task.run.folder not in started:
+                        status.store.start(task.run, about(task.run))
+                        started.add(task.run.folder)
+                    for name, record, files in results:
+                        if record is not None:
+                            status.store.append(record, files)
+                            status.records[name] = record
+                            yield status, record
+                tasks = [task for task in needless if statuses[task.run.folder].needs(task)]
+                needless.clear()
 
     def _tasks(self, status: Status) -> Iterator[Task]:
-        """Images without a record first need one; those with one are looked at, in case they have changed."""
-        names, batch = _names(status.run), self.execution.batch
+        """Images without a record need one; those with one are looked at, in case they have changed.
+
+        If the median decides how many images are needed, they come in an order that depends on the seed and on their
+        names only, so it is the same for all models and attacks, and those with a record come first.
+        """
+        names, batch, seed = _names(status.run), self.execution.batch, status.run.settings.seed
+        parts = [list(range(len(names)))]
+        if status.run.settings.until is not None:
+            order = sorted(parts[0], key=lambda i: digest(seed, names[i]))
+            parts = [[i for i in order if (names[i] in status.records) == recorded] for recorded in (True, False)]
         known = {
             name: record.key
             for name, record in status.records.items()
             if isinstance(record, Record) or not self.retry_errors
         }
-        for start in range(0, len(names), batch):
-            indices = tuple(range(start, min(start + batch, len(names))))
-            finished = {names[i]: known[names[i]] for i in indices if names[i] in known}
-            yield Task(status.run, indices, finished, self.execution)
+        for part in parts:
+            for start in range(0, len(part), batch):
+                indices = tuple(part[start : start + batch])
+                finished = {names[i]: known[names[i]] for i in indices if names[i] in known}
+                yield Task(status.run, indices, finished, self.execution)
 
     def validate(self) -> None:
         """Refuse runs that cannot work, all reasons at once: names, files, attacks, goals, devices, numbers of classes.
@@ -119,8 +163,7 @@ class Evaluation:
             raise SegproxError("; ".join(dict.fromkeys(problems)))
 
     def _left(self, run: Run) -> bool:
-        status = self._status(run, Store(self.out / run.folder))
-        return len(status.records) < status.total
+        return self._status(run, Store(self.out / run.folder)).left > 0
 
     def _check_model(self, run: Run) -> None:
         """Whether a model can be loaded, and its devices used."""
@@ -229,7 +272,7 @@ class Estimate(NamedTuple):
 
 def estimate(status: Status, timed: Mapping[str, tuple[float, float]], retry_errors: bool = False) -> Estimate:
     """The most that is left of a run, by its model's seconds of a forward and of a backward."""
-    images = status.total - (status.done if retry_errors else len(status.records))
+    images = status.left + (status.errors if retry_errors else 0)
     cost, limit = status.run.attack.make().cost(), status.run.settings.max_queries
     forwards, backwards = cost.forwards * images, cost.backwards * images
     if limit is not None and cost.forwards + cost.backwards > limit:

@@ -1,9 +1,11 @@
-"""Models, datasets and attacks that are given as objects, with names for as long as they are evaluated."""
+"""From names or objects to an evaluation: what is an object has a name for as long as it is evaluated."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,13 +16,76 @@ from segprox.data import DATASETS, Dataset, Sample
 from segprox.data.base import Colour, colours, source_of
 from segprox.errors import SegproxError
 from segprox.models import MODELS, Segmenter, restored
-from segprox.run.plan import AttackEntry
+from segprox.run.evaluate import Evaluation
+from segprox.run.execution import HERE, Execution
+from segprox.run.plan import AttackEntry, Grid, Settings, Spec
 from segprox.run.record import weights_digest
 from segprox.run.worker import forget_models, open_dataset
 
+AnyAttack = str | Attack | AttackEntry  # by its name, as an object, or as a run describes it
 
-def describe_entry(attack: Attack) -> AttackEntry:
+
+@contextmanager
+def make_evaluation(
+    model: str | nn.Module,
+    dataset: str | Dataset | Iterable[Any],
+    attacks: AnyAttack | Sequence[AnyAttack],
+    goals: str | Sequence[str],
+    settings: Settings,
+    *,
+    out: str | Path | None,
+    execution: Execution = HERE,
+    retry_errors: bool = False,
+    ignore: tuple[int, ...] = (255,),
+    fields: dict[str, Any] | None = None,
+) -> Iterator[Evaluation]:
+    """An evaluation of a model on a dataset: what `segprox.evaluate` and the command line have in common.
+
+    Args:
+        model: a name, a network or a `Segmenter`.
+        dataset: a name, a `Dataset`, or (image, label) pairs.
+        attacks: names or attacks, one or several.
+        goals: one or several.
+        settings: what all runs share.
+        out: a folder for the records; one that is gone afterwards if None, and then no images are kept.
+        execution: how it is done.
+        retry_errors: whether images with an error are tried again.
+        ignore: label values of pixels that do not count, for pairs.
+        fields: of the attacks that are given by name.
+    """
+    named = isinstance(model, str) and isinstance(dataset, str)
+    if (execution.workers > 1 or execution.engine != "local") and not named:
+        raise SegproxError("several workers need a model and a dataset that have names: see register_model")
+    if isinstance(model, nn.Module):
+        execution = dataclasses.replace(execution, devices=execution.devices or (_device_of(model),), lean=False)
+    chosen = [attacks] if isinstance(attacks, AnyAttack) else list(attacks)
+    if fields and not any(isinstance(attack, str) for attack in chosen):
+        raise SegproxError(f"{', '.join(fields)} cannot be given beside attacks that are made already: give it to them")
+    entries = tuple(AttackEntry(name=a, set=fields or {}) if isinstance(a, str) else describe_entry(a) for a in chosen)
+    with ExitStack() as undo:
+        if out is None:
+            out = undo.enter_context(TemporaryDirectory(prefix="segprox-"))
+            settings = dataclasses.replace(settings, save=())
+        grid = Grid(
+            models=(undo.enter_context(named_model(model)),),
+            datasets=(undo.enter_context(named_dataset(dataset, ignore, settings.limit)),),
+            attacks=entries,
+            goals=(goals,) if isinstance(goals, str) else tuple(goals),
+        )
+        runs = Spec(grids=(grid,), settings=settings).runs()
+        yield Evaluation(runs, Path(out), execution, retry_errors)
+
+
+def _device_of(model: nn.Module) -> str:
+    """Where a network is."""
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else str(first.device)
+
+
+def describe_entry(attack: Attack | AttackEntry) -> AttackEntry:
     """The name and the fields from which the same attack can be made."""
+    if isinstance(attack, AttackEntry):
+        return attack
     if isinstance(attack, Bisection):
         inner = describe_entry(attack.attack)
         outer = {"rounds": attack.rounds, "stop_early": attack.stop_early, "keep": attack.keep}

@@ -15,12 +15,13 @@ from segprox.attacks import Attack, make_attack
 from segprox.data import UNTARGETED
 from segprox.errors import SegproxError
 from segprox.models import model_options
-from segprox.naming import Name
+from segprox.naming import Name, read_share
 from segprox.run.execution import HOW
 from segprox.run.record import digest
 
 FIELDS = ConfigDict(extra="forbid")
 SaveFormat = Literal["float", "png", "preview"]
+Share = Annotated[float, Field(gt=0, lt=1), BeforeValidator(read_share)]
 
 
 def _entry(value: Any) -> Any:
@@ -55,6 +56,9 @@ class Settings:
     """What all runs of a grid share."""
 
     limit: Annotated[int | None, Field(ge=1, description="images per run; all if left out")] = None
+    until: Annotated[
+        Share | None, Field(description="how narrow the median's interval must be, such as 5%; all images if left out")
+    ] = None
     threshold: Annotated[float, Field(gt=0, le=1, description="share of pixels that makes a success")] = 0.99
     seed: Annotated[int, Field(description="seed of random starts")] = 0
     max_queries: Annotated[int | None, Field(ge=1, description="most forwards plus backwards per image")] = None
@@ -193,6 +197,9 @@ def check_runs(runs: Sequence[Run]) -> list[str]:
             attack = run.attack.make()
             if not run.targeted and getattr(attack, "targeted_only", False):
                 problems[f"{run.attack} needs a target, but a goal of its runs is {run.goal}"] = None
+            if run.settings.until is not None and attack.family != "minimal":
+                about = "until is about the median of smallest perturbations"
+                problems[f"{about}, but {run.attack} stays within an epsilon: choose its images by limit"] = None
         except SegproxError as error:
             problems[str(error)] = None
     return list(problems)

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from segprox.sizes import unbroken_size
 from segprox.trace import Trace
 
 FIELDS = ConfigDict(extra="forbid")
@@ -73,6 +74,14 @@ class Record:
     preview: str | None = None  # file of small pictures: see `segprox.run.preview`
     seconds: float
     status: Literal["done"] = "done"
+
+    def size(self, norm: str) -> float:
+        """The size of the perturbation that was found, whether the image is broken or not."""
+        return float(getattr(self.found, norm, self.norm))
+
+    def counted_size(self, norm: str) -> float:
+        """What the image counts as in medians."""
+        return self.size(norm) if self.found.success else unbroken_size(norm)
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
