@@ -211,6 +211,9 @@ def test_the_grid_is_lazy_and_filters(opened):
     Select(one(opened, "#by-outcome")).select_by_value("unbroken")
     assert texts(opened, ".tile .name") == ["scene 10", "scene 15"]
     assert texts(opened, ".tile .unbroken")[:3] == ["not broken", "40.0% wrong at 9.5/255", "60.0% right"]
+    assert all(
+        e.get_property("scrollWidth") <= e.get_property("clientWidth") for e in all_of(opened, ".tile .unbroken")
+    )
     Select(one(opened, "#by-outcome")).select_by_value("broken")
     Select(one(opened, "#sort-by")).select_by_value("best")
     assert texts(opened, ".tile .name")[:2] == ["scene 19", "scene 18"]
