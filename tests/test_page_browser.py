@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -50,6 +51,7 @@ def store(tmp_path_factory):
             write_run(folder, records, model=model, attack=attack, previews=True)
     header = HEADER | {"classes": [*HOSTILE, "car"]}
     targeted = [scene_record(name, 0.05) for name in names[:8]]
+    targeted = [replace(r, found=replace(r.found, attacked=0.9931, protected=0.9982)) for r in targeted]
     write_run(folder, targeted, model="plain", goal="road", previews=True, header=header)
     return folder
 
@@ -247,6 +249,14 @@ def test_viewer(opened):
     opened.get(link)
     wait(opened, lambda: one(opened, "#viewer").is_displayed())
     assert one(opened, "#view-run").text == name
+
+
+def test_the_viewer_tells_both_rates_where_pixels_are_protected(opened):
+    Select(one(opened, "#by-setting")).select_by_value("plain · scenes · road")
+    one(opened, ".tile").send_keys(Keys.ENTER)
+    facts = dict(zip(texts(opened, "#viewer dt"), texts(opened, "#viewer dd")))
+    assert (facts["Attacked pixels changed"], facts["Protected pixels right"]) == ("99.31%", "99.82%")
+    assert "APSR" not in facts
 
 
 def test_gain_and_slider(opened):

@@ -12,12 +12,11 @@ from segprox.norms import NormName
 from segprox.report.groups import Group
 from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import Image, RunResults, Sizes
-from segprox.report.statistics import common_norms, sign_test
+from segprox.report.statistics import SIGNIFICANT, common_norms, sign_test
 from segprox.report.units import Unit
 from segprox.sizes import FEWEST, is_narrow, median_interval, median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
-LEVEL = 0.05  # of significance, shared by all comparisons of models in a report
 
 
 class Statement(NamedTuple):
@@ -204,7 +203,7 @@ def _compare_models(groups: Sequence[Group]) -> list[Statement]:
         where = f" ({', '.join(task)})" if len(tasks) > 1 else ""
         ranked = sorted(some, key=lambda group: -median_size([*smallest(group.attacked.values()).values()]))
         pairs += [(stronger, weaker, where) for stronger, weaker in pairwise(ranked)]
-    return [_compare(*pair, LEVEL / len(pairs)) for pair in pairs]
+    return [_compare(*pair, SIGNIFICANT / len(pairs)) for pair in pairs]  # shared by all comparisons
 
 
 def _compare(stronger: Group, weaker: Group, where: str, level: float) -> Statement:

@@ -374,6 +374,7 @@ def _record(record: Record, unit: Unit, pictures: Thumbnails | None) -> dict[str
     return {
         "image": record.image, "size": _number(unit.size(record) * unit.factor), "linf": _number(found.linf * 255),
         "l2": _number(found.l2), "apsr": _number(found.apsr), "success": found.success, "rounded": rounded.success,
+        "attacked": found.attacked, "protected": found.protected,
         "roundedSize": _number(unit.rounded_size(rounded) * unit.factor),
         "cleanAccuracy": _number(record.clean_accuracy), "accuracy": _number(record.accuracy),
         "forwards": record.forwards, "backwards": record.backwards, "seconds": _number(record.seconds),

@@ -31,7 +31,9 @@ function facts(entry) {
     ...(["linf", "l2"].includes(run.norm) ? [] : [[`${run.norm} norm`, size(record.size)]]),
     ["Largest change", `${size(record.linf)}/255`],
     ["l2 norm", size(record.l2)],
-    ["APSR", percent(record.apsr, 2)],
+    ...(record.protected === null
+      ? [["APSR", percent(record.apsr, 2)]]
+      : [["Attacked pixels changed", percent(record.attacked, 2)], ["Protected pixels right", percent(record.protected, 2)]]),
     ["Accuracy", `${percent(record.cleanAccuracy)} → ${percent(record.accuracy)}`],
     ["In 8 bits", `${record.rounded ? "broken" : "not broken"} at ${withUnit(record.roundedSize, run.norm)}`],
     ["Queries", `${record.forwards} + ${record.backwards}`],
