@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_results(found, written):
     runs = {run["attack"].split()[0]: run for run in evaluation["runs"]}
     palma, fgsm = found
     assert runs["palma"]["median"] == min(record.found.linf for record in palma.records) * 255  # of two broken images
-    assert runs["palma"]["median_interval"] == [end * 255 for end in bootstrap_median(palma.norms)]
+    assert runs["palma"]["median_interval"] == [None, None]  # two images are too few
     assert (runs["palma"]["broken"], runs["palma"]["images"], runs["palma"]["errors"]) == (1.0, 2, 0)
     right = sum(sum(record.counts.tp) for record in fgsm.records) / sum(record.counted for record in fgsm.records)
     assert runs["fgsm"]["accuracy"] == pytest.approx(right)
@@ -151,7 +151,8 @@ def test_plugins_are_in_the_command(monkeypatch, tmp_path):
 
 def test_what_no_command_repeats_says_why():
     network, data = torch.nn.Conv2d(3, 4, 1), [(torch.rand(3, 8, 8), torch.randint(0, 4, (8, 8)))]
-    card = segprox.evaluate(network, data, "fmn", steps=3, progress=False).card()
+    with pytest.warns(UserWarning, match="segprox check is red"):  # a network like this one deserves it
+        card = segprox.evaluate(network, data, "fmn", steps=3, progress=False).card()
     (run,) = card.data["segprox"][0]["runs"]
     assert run["command"] is None
     assert "is the name of an object that was evaluated from Python" in run["no_command"]

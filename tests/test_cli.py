@@ -166,7 +166,7 @@ def test_demo_writes_a_table_and_a_page(segprox, tmp_path):
 def test_demo_towards_a_target(segprox, tmp_path):
     code, output, _ = segprox("demo", "--images", 1, "--steps", 2, "--target", "road", "--out", tmp_path)
     assert code == 0
-    assert "every pixel road" in output
+    assert "goal road" in output
 
 
 @pytest.mark.parametrize(

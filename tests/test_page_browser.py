@@ -431,7 +431,7 @@ def test_requirements_and_critical_classes(browser, epsilons):
 
 
 def test_a_few_pages_on_paper(browser, page, epsilons):
-    for address, most in ((page, 4), (epsilons, 3)):
+    for address, most in ((page, 4), (epsilons, 4)):
         load(browser, address)
         content = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})[
             "data"
