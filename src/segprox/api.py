@@ -121,10 +121,14 @@ def attack(
 def _choose(attack: str | Attack, options: dict[str, Any]) -> Attack:
     if isinstance(attack, str):
         return make_attack(attack, **options)
-    if options:
-        names = ", ".join(options)
-        raise SegproxError(f"{names} cannot be given beside an attack that is made already: give it to the attack")
+    _refuse_fields(options)
     return attack
+
+
+def _refuse_fields(fields: dict[str, Any]) -> None:
+    if fields:
+        names = ", ".join(fields)
+        raise SegproxError(f"{names} cannot be given beside an attack that is made already: give it to the attack")
 
 
 def evaluate(
@@ -181,6 +185,8 @@ def evaluate(
         True
     """
     chosen = [attacks] if isinstance(attacks, AnyAttack) else list(attacks)
+    if not any(isinstance(attack, str) for attack in chosen):
+        _refuse_fields(fields)
     entries = tuple(_entry(attack, fields) for attack in chosen)
     settings = checked(
         Settings, "an evaluation", limit=limit, threshold=threshold, seed=seed, max_queries=max_queries,

@@ -4,15 +4,18 @@ Nothing here or at the top of the commands' files imports torch: what a command 
 `--help` is quick.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +29,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
+
+
+class SafeConsole(Console):
+    """Prints names as they are: brackets are no markup, and no control character reaches the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=CONTROL.sub("", segment.text))
+
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # but for ends of lines
+out, err = SafeConsole(), SafeConsole(stderr=True, soft_wrap=True)
 
 
 def plain_table(*headings: str) -> Table:
@@ -53,7 +70,7 @@ class _Rate(ProgressColumn):
 def progress_bar(unit: str = "steps", disable: bool = False) -> Progress:
     """A bar with rate and time to go."""
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
+        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
     )  # fmt: skip
 

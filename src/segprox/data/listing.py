@@ -1,5 +1,6 @@
 """Which pictures make a dataset: finding them, choosing among them, and reading them one at a time."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as options_class
 
 from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
-from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, read_text, to_labels, to_tensor
+from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, to_labels, to_tensor
 from segprox.errors import SegproxError
+from segprox.text import read_text
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -90,7 +92,7 @@ def _split_ids(value: Any) -> Any:
     """Names from text: joined by commas, or the lines of a file."""
     if not isinstance(value, str | Path):
         return value
-    if Path(value).suffix == ".txt" or Path(value).is_file():
+    if Path(value).suffix == ".txt" or os.path.isfile(value):
         lines = (line.strip() for line in read_text(Path(value)).splitlines())
         return [plain_name(line) for line in lines if line]
     return [plain_name(part.strip()) for part in str(value).split(",") if part.strip()]
@@ -110,8 +112,8 @@ Ids = Annotated[
 
 
 def _check_root(root: Path) -> Path:
-    root = root.expanduser()
-    if not root.is_dir():
+    root = Path(os.path.expanduser(root))  # which leaves the home of nobody as it is
+    if not os.path.isdir(root):
         raise ValueError("there is no such folder")
     return root
 

@@ -107,7 +107,7 @@ def _block(
         numeric = table.columns[place].form is not None
         screen.add_column(Text(table.columns[place].heading), justify="right" if numeric else "left", no_wrap=numeric)
     for row in numbers:
-        cells = [(place, table.columns[place].text(table.rows[row][place])) for place in places]
+        cells = [(place, _plain(table.columns[place].text(table.rows[row][place]))) for place in places]
         screen.add_row(*(Text(text, style="bold" if (row, place) in bold else "") for place, text in cells))
     return screen
 
@@ -195,7 +195,7 @@ def _join(*parts: Value) -> str:
 
 def _plain(text: str) -> str:
     """On one line, without control characters."""
-    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
 
 
 def _replaced(text: str, table: dict[str, str]) -> str:

@@ -3,35 +3,36 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from segprox.trace import Trace
 
 FIELDS = ConfigDict(extra="forbid")
+Share = Annotated[float, Field(ge=0, le=1)]
 TIMES = ("seconds",)  # what may differ between two runs of the same thing
 
 
 class ClassCounts(NamedTuple):
     """Pixels of each class, `[K]`: see `segprox.counts`."""
 
-    tp: list[int]
-    fp: list[int]
-    fn: list[int]
+    tp: list[NonNegativeInt]
+    fp: list[NonNegativeInt]
+    fn: list[NonNegativeInt]
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class Score:
     """What a perturbed image is worth, as it is (`float`), in 8 bits, or in a file that was read again."""
 
-    linf: float
-    l2: float
-    l1: float
-    apsr: float
+    linf: NonNegativeFloat
+    l2: NonNegativeFloat
+    l1: NonNegativeFloat
+    apsr: Share
     success: bool
     attacked: float | None = None  # the share of attacked pixels that are as wanted, where others are protected
     protected: float | None = None  # the share of protected pixels that are right
@@ -53,24 +54,24 @@ class Record:
     version: str  # of the segprox that made it
     image: str  # its name
     image_hash: str
-    height: int
-    width: int
+    height: PositiveInt
+    width: PositiveInt
     labels: Literal["true", "model"]  # whether the labels are the model's own clean prediction
-    counted: int  # pixels
-    clean_apsr: float  # the share of counted pixels that are as the attack wants them before it
-    clean_accuracy: float  # with respect to the labels
-    accuracy: float  # after the attack
-    norm: float  # in the attack's norm
+    counted: NonNegativeInt  # pixels
+    clean_apsr: Share  # the share of counted pixels that are as the attack wants them before it
+    clean_accuracy: Share  # with respect to the labels
+    accuracy: Share  # after the attack
+    norm: NonNegativeFloat  # in the attack's norm
     trace: Trace | None = None  # norms that fewer queries would have given; unknown in older records
     found: Score  # the perturbed image
     rounded: Score  # the same in 8 bits
-    forwards: int
-    backwards: int
+    forwards: NonNegativeInt
+    backwards: NonNegativeInt
     clean_counts: ClassCounts
     counts: ClassCounts
     saved: dict[str, Saved]  # by format: float, png
     preview: str | None = None  # file of small pictures: see `segprox.run.preview`
-    seconds: float
+    seconds: NonNegativeFloat
     status: Literal["done"] = "done"
 
 
@@ -85,7 +86,7 @@ class ImageError:
     status: Literal["error"] = "error"
 
 
-_LINES: TypeAdapter[Record | ImageError] = TypeAdapter(Record | ImageError)
+_LINES: TypeAdapter[Record | ImageError] = TypeAdapter(Annotated[Record | ImageError, Field(discriminator="status")])
 
 
 def to_line(record: Record | ImageError) -> str:
