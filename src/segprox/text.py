@@ -36,7 +36,7 @@ def read_yaml(text: str, name: str) -> Any:
         segprox.errors.SegproxError: x is not YAML: it says 'seed' twice in "<unicode string>", line 2, column 1
     """
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506  # a safe one
+        content = yaml.load(text, _Loader)  # a safe one
     except RecursionError:
         raise SegproxError(f"{name} is nested too deeply: more than {MOST_DEPTH} levels") from None
     except yaml.YAMLError as error:

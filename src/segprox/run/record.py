@@ -59,8 +59,8 @@ class Record:
     labels: Literal["true", "model"]  # whether the labels are the model's own clean prediction
     counted: NonNegativeInt  # pixels
     clean_apsr: Share  # the share of counted pixels that are as the attack wants them before it
-    clean_accuracy: Share  # with respect to the labels
-    accuracy: Share  # after the attack
+    clean_accuracy: float  # with respect to the labels
+    accuracy: float  # after the attack
     norm: NonNegativeFloat  # in the attack's norm
     trace: Trace | None = None  # norms that fewer queries would have given; unknown in older records
     found: Score  # the perturbed image

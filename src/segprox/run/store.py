@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -27,17 +26,17 @@ class Header:
     """What `run.json` must say where it says it; later versions may say more."""
 
     run: Run
-    started: str = ""
-    classes: tuple[str, ...] = ()
-    palette: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] = ()
+    started: str | None = None
+    classes: tuple[str, ...] | None = None
+    palette: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] | None = None
     images: NonNegativeInt = 0
-    norm: str = "linf"
-    family: str = ""
-    attack: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
+    norm: str | None = None
+    family: str | None = None
+    attack: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.family == "fixed-epsilon" and not isinstance(self.attack.get("epsilon"), int | float):
+        if self.family == "fixed-epsilon" and not isinstance((self.attack or {}).get("epsilon"), int | float):
             raise ValueError("a fixed-epsilon attack needs its epsilon")
 
 
