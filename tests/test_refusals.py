@@ -1,11 +1,16 @@
 """Every refusal: one clear sentence that names the value and what was expected."""
 
+import struct
+import zlib
+
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import segprox
 from segprox import Problem, Segmenter, SegproxError
+from segprox.data import make_goal
 
 IMAGES, LABELS = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.long)
 
@@ -144,3 +149,216 @@ def test_hyper_parameters_that_make_no_sense(options, message):
 def test_unknown_names(load):
     with pytest.raises(SegproxError, match=r"there is no .* 'no-such'; (known are|names look like): "):
         load("no-such")
+
+
+# --- models by name: what cannot be applied is refused, and whatever a file or a factory does is one sentence ---------
+FACTORIES = """
+import sys, segprox, torch
+def network(): return torch.nn.Conv2d(3, 8, 1)
+def segmenter(): return segprox.Segmenter(network())
+def raises(): raise RuntimeError("no licence\\nask for one")
+def looks_up(): return {}["weights"]
+def leaves(): sys.exit(3)
+def wants(size): return network()
+"""
+OWN_WEIGHTS = "demo-standard has its own weights, so leave out "
+SEGMENTER = "is a Segmenter, which has its own preprocessing, so leave out "
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with factories and checkpoints of all kinds; `network` is the factory that they are tried on."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "mine.py").write_text(FACTORIES)
+    (folder / "unfinished.py").write_text("def network(:\n")
+    (folder / "unwilling.py").write_text("raise LookupError('no data')\n")
+    weights = nn.Conv2d(3, 8, 1).state_dict()
+    kinds = {
+        "sparse": weights["weight"].to_sparse(),
+        "meta": weights["weight"].to("meta"),
+        "complex": weights["weight"].to(torch.complex64),
+    }
+    for kind, weight in kinds.items():
+        torch.save({**weights, "weight": weight}, folder / f"{kind}.pt")
+    (folder / "text.pt").write_text("hello world\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("demo-standard?std=0,0,0", f"demo-standard {SEGMENTER}std"),
+        ("demo-standard?scale_255=true", f"demo-standard {SEGMENTER}scale_255"),
+        ("demo-standard?bgr=false&output=logits", f"demo-standard {SEGMENTER}bgr, output"),
+        ("demo-standard?checkpoint=other.pt", f"{OWN_WEIGHTS}checkpoint"),
+        ("demo-standard?checkpoint=random", f"{OWN_WEIGHTS}checkpoint"),
+        ("demo-standard?num_classes=5", f"{OWN_WEIGHTS}num_classes"),
+        ("demo-standard?num_classes=-1", "num_classes of a model cannot be '-1'"),
+        ("demo-standard?num_classes=99999999999", "num_classes of a model cannot be '99999999999'"),
+        ("demo-standard?what=1", "a model has no option 'what'"),
+        ("demo-standard?make=1", "a model has no option 'make'"),
+        ("demo-standard?name=1", "a model has no option 'name'"),
+        ("demo-standard?lean=true&lean=false", "says lean twice; leave one of them out"),
+        ("demo-standard?device=meta", "device 'meta' cannot be used: it computes nothing"),
+        ("demo-standard?device=privateuseone", "device 'privateuseone' cannot be used"),
+        ("demo-standard?resize=0x4", "resize of a model cannot be"),
+        ("demo-standard?resize=-4x4", "resize of a model cannot be"),
+        ("demo-standard?resize=1000000x1000000", "resize of a model cannot be"),
+        ("demo-standard?multiple=99999999999", "multiple of a model cannot be '99999999999'"),
+        ("python:PLACE/mine.py:segmenter?mean=0.5,0.5,0.5", f"{SEGMENTER}mean"),
+        ("python:PLACE/mine.py:network?num_classes=5", "is called without arguments, so leave out num_classes"),
+        ("python:PLACE/mine.py:network?checkpoint=random", "makes its own weights: checkpoint=random cannot be applied"),
+        ("python:PLACE/mine.py:network?std=nan,nan,nan", r"std must be positive and mean finite but they are \[nan"),
+        ("python:PLACE/mine.py:network?mean=inf,0,0", r"std must be positive and mean finite but .* \[inf"),
+        ("python:PLACE/mine.py:network?std=-1,1,1", "std must be positive"),
+        ("python:PLACE/mine.py:raises", "raises of .*mine.py cannot make a model: RuntimeError: no licence$"),
+        ("python:PLACE/mine.py:looks_up", "cannot make a model: KeyError: 'weights'"),
+        ("python:PLACE/mine.py:leaves", "cannot make a model: SystemExit: 3"),
+        ("python:PLACE/mine.py:wants", "cannot make a model: TypeError: wants.. missing 1 required"),
+        ("python:PLACE/unfinished.py:network", "unfinished.py cannot be imported: SyntaxError"),
+        ("python:PLACE/unwilling.py:network", "unwilling.py cannot be imported: LookupError: no data"),
+        ("python:.:network", ". cannot be imported: TypeError"),
+        ("python:PLACE/mine.py:network?checkpoint=~nobody-here/w.pt", "there is no checkpoint ~nobody-here/w.pt"),
+        (f"python:PLACE/mine.py:network?checkpoint={'x' * 5000}", "there is no checkpoint xxx"),
+        ("python:PLACE/mine.py:network?checkpoint=PLACE/text.pt", "text.pt is not a checkpoint that can be read"),
+        ("python:PLACE/mine.py:network?checkpoint=PLACE/sparse.pt", "weight must be a plain tensor of real numbers"),
+        ("python:PLACE/mine.py:network?checkpoint=PLACE/meta.pt", "real numbers but is without values"),
+        ("python:PLACE/mine.py:network?checkpoint=PLACE/complex.pt", "real numbers but is torch.complex64"),
+        ("hf:./no/such/folder", "hf:./no/such/folder: there is no such folder, and an id on the hub looks like"),
+        ("hf:~/models", "hf:~/models: there is no such folder"),
+        ("hf:some/model?num_classes=3", "configuration of hf:some/model says how many classes .* leave out num_classes"),
+        ("mmseg:segformer-mit-b0-cityscapes?num_classes=3", "says how many classes there are, so leave out num_classes"),
+    ],
+)
+def test_models_that_cannot_be_what_is_asked(place, name, message):
+    with pytest.raises(SegproxError, match=message):
+        segprox.load_model(name.replace("PLACE", str(place)))
+
+
+def test_models_that_are_registered_and_raise():
+    @segprox.register_model("unwilling")
+    def unwilling():
+        raise OSError("no licence server")
+
+    with pytest.raises(SegproxError, match="unwilling cannot be built: OSError: no licence server") as refusal:
+        segprox.load_model("unwilling")
+    assert isinstance(refusal.value.__cause__, OSError)  # for those who look for the line
+
+
+def test_channels_last_is_applied_to_a_segmenter():
+    model = segprox.load_model("demo-standard", channels_last=True)
+    assert model.channels_last
+    assert model.model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+def test_fields_beside_attacks_that_are_made_already():
+    made = segprox.make_attack("fmn")
+    sentence = "steps cannot be given beside an attack that is made already"
+    with pytest.raises(SegproxError, match=sentence):
+        segprox.attack(network(), IMAGES, LABELS, made, steps=5)
+    with pytest.raises(SegproxError, match=sentence):
+        segprox.evaluate(network(), [(IMAGES[0], LABELS[0])], made, steps=5)
+    with pytest.raises(SegproxError, match=sentence):
+        segprox.evaluate(network(), [(IMAGES[0], LABELS[0])], [made, made], steps=5)
+
+
+# --- datasets ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of two labelled images."""
+    for part, mode in (("images", "RGB"), ("labels", "L")):
+        (tmp_path / part).mkdir()
+        for name in "ab":
+            Image.new(mode, (8, 6)).save(tmp_path / part / f"{name}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder:HERE?size=1000000x1000000", "image of 1000000 x 1000000 pixels is too large: at most 178,956,970"),
+        ("folder:HERE?size=long-99999999999", "size of folder cannot be 'long-99999999999': a size is native"),
+        ("folder:HERE?size=long-9999999999", "image of 9999999999 x 9999999999 pixels is too large"),
+        ("folder:HERE?size=short-99999999", "image of 99999999 x 99999999 pixels is too large"),
+        ("folder:HERE?classes=99999999999", "classes of folder cannot be '99999999999'"),
+        ("folder:HERE?classes=9999999999", "classes of folder cannot be '9999999999': there are 1 to 65536 classes"),
+        ("folder:HERE?classes=0", "classes of folder cannot be '0'"),
+        ("folder:HERE?classes=-1", "classes of folder cannot be '-1'"),
+        ("folder:HERE?classes=3&ignore=99999999999", "ignore of folder cannot be '99999999999'"),
+        ("folder:HERE?what=3", "folder has no option 'what'"),
+        ("folder:~nobody-here/x", "root of folder cannot be '~nobody-here/x': there is no such folder"),
+        (f"folder:{'x' * 5000}", "there is no such folder"),
+        ("images:.\0", "there is no such folder"),
+        ("demo?length=99999999999", "length of demo cannot be '99999999999'"),
+        ("demo?length=-5", "length of demo cannot be '-5'"),
+        ("demo?seed=-1", "seed of demo cannot be '-1'"),
+        ("demo?length=3&length=4", "says length twice"),
+    ],
+)
+def test_datasets_that_no_memory_holds_or_nobody_has(pictures, name, message):
+    with pytest.raises(SegproxError, match=message):
+        segprox.load_dataset(name.replace("HERE", str(pictures)))
+
+
+def test_long_lists_of_ids_are_no_file(pictures):
+    with pytest.raises(SegproxError, match="there is no image 'xxx"):
+        segprox.load_dataset(f"images:{pictures / 'images'}?ids={'x' * 3000},a")
+
+
+def write_eps(path):
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n")
+
+
+def write_bomb(path):
+    """A PNG of a few bytes whose header promises 4 giga-pixels."""
+    chunks = (b"IHDR" + struct.pack(">IIBBBBB", 65000, 65000, 8, 2, 0, 0, 0), b"IDAT" + zlib.compress(bytes(1000)))
+    whole = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(whole))
+
+
+def write_gif(path):
+    Image.new("P", (8, 6)).save(path, format="gif")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (write_eps, "cannot identify image file"),
+        (write_gif, "cannot identify image file"),
+        (write_bomb, "exceeds limit of 178956970 pixels"),
+    ],
+)
+@pytest.mark.parametrize("part", ["images", "labels"])
+def test_pictures_that_are_not_what_they_seem(pictures, monkeypatch, write, message, part):
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: pytest.fail("Ghostscript was started"))
+    write(pictures / part / "a.png")
+    data = segprox.load_dataset(f"folder:{pictures}?classes=2")
+    with pytest.raises(SegproxError, match=rf"cannot read .*{part}/a\.png as a picture .*{message}"):
+        data[0]
+    assert data[1].name == "b"
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        ("[/oops]", r"there is no class '\[/oops\]'"),
+        ("9" * 5000, "there is no class '999"),
+        ("untargeted?only=99999999999999999999", "there is no class '99999999999999999999'"),
+        ("untargeted?only=", "only of the goal untargeted cannot be ''"),
+        ("untargeted?only=car&only=sky", "says only twice"),
+        ("untargeted?what=car", "has no option 'what'"),
+        ("untargeted?share=nan", "share of the goal untargeted cannot be 'nan'"),
+        ("untargeted?share=0", "share of the goal untargeted cannot be '0'"),
+        ("untargeted?share=-1", "share of the goal untargeted cannot be '-1'"),
+        ("untargeted?protect=rest", "must say what is attacked"),
+        ("erase:", "there is no class ''"),
+        ("permute:1,2", "permut"),
+        ("permute:", "permut"),
+        ("png:no-such.png", "there is no file no-such.png"),
+        (f"png:{'x' * 5000}", "cannot read|there is no file"),
+    ],
+)
+def test_goals_that_make_no_sense(goal, message):
+    with pytest.raises(SegproxError, match=message):
+        make_goal(goal, segprox.load_dataset("demo"))

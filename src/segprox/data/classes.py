@@ -34,7 +34,7 @@ class ClassFile:
 
 def _class_list(value: Any) -> Any:
     """Names joined by commas, or plain ones for a number of classes."""
-    if isinstance(value, str) and not re.fullmatch(r"-?\d{1,10}", value):
+    if isinstance(value, str) and not re.fullmatch(r"-?\d+", value):
         return tuple(part.strip() for part in value.split(","))
     if not isinstance(value, int | str):
         return value

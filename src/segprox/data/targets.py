@@ -1,5 +1,6 @@
 """What an attack may want to see: a label map per image, made from a few words."""
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ def _codes(palette: Sequence[Colour]) -> dict[int, int]:
 
 
 def _drawn(text: str, path: Path, dataset: Dataset) -> Target:
-    if path.is_dir():
+    if os.path.isdir(path):
         return Target(
             text, lambda sample: fitting(read_map(path / f"{sample.name}.png", dataset), sample, f"target {text}")
         )
