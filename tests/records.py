@@ -84,7 +84,8 @@ def scene_record(image: str, linf: float, success: bool = True, **changes) -> Re
         "clean_apsr": 0.1, "clean_accuracy": 0.9, "accuracy": right / 100,
         "norm": linf, "found": score, "rounded": score, "forwards": 60, "backwards": 59,
         "clean_counts": ClassCounts([50, 40, 0], [10, 0, 0], [0, 10, 0]),
-        "counts": ClassCounts([road, sky, 0], [0, 50 - road, 50 - sky], [50 - road, 50 - sky, 0]), "saved": {}, "seconds": 1.5,
+        "counts": ClassCounts([road, sky, 0], [0, 50 - road, 50 - sky], [50 - road, 50 - sky, 0]),
+        "saved": {}, "seconds": 1.5,
     }  # fmt: skip
     return Record(**fields | changes)
 

@@ -1,7 +1,15 @@
 """Every refusal: one clear sentence that names the value and what was expected."""
 
+import json
+import math
+import os
+import re
 import struct
+import subprocess
+import sys
 import zlib
+from functools import reduce
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,6 +19,14 @@ from torch import nn
 import segprox
 from segprox import Problem, Segmenter, SegproxError
 from segprox.data import make_goal
+from segprox.report.contents import report_tables
+from segprox.report.groups import group_runs
+from segprox.report.results import load_runs
+from segprox.run.plan import Spec
+from segprox.run.record import to_line
+from segprox.run.store import RECORDS, Store
+from segprox.text import read_yaml
+from tests.records import make_record, make_results, make_run
 
 IMAGES, LABELS = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.long)
 
@@ -207,7 +223,10 @@ def place(tmp_path_factory):
         ("demo-standard?multiple=99999999999", "multiple of a model cannot be '99999999999'"),
         ("python:PLACE/mine.py:segmenter?mean=0.5,0.5,0.5", f"{SEGMENTER}mean"),
         ("python:PLACE/mine.py:network?num_classes=5", "is called without arguments, so leave out num_classes"),
-        ("python:PLACE/mine.py:network?checkpoint=random", "makes its own weights: checkpoint=random cannot be applied"),
+        (
+            "python:PLACE/mine.py:network?checkpoint=random",
+            "makes its own weights: checkpoint=random cannot be applied",
+        ),
         ("python:PLACE/mine.py:network?std=nan,nan,nan", r"std must be positive and mean finite but they are \[nan"),
         ("python:PLACE/mine.py:network?mean=inf,0,0", r"std must be positive and mean finite but .* \[inf"),
         ("python:PLACE/mine.py:network?std=-1,1,1", "std must be positive"),
@@ -226,8 +245,14 @@ def place(tmp_path_factory):
         ("python:PLACE/mine.py:network?checkpoint=PLACE/complex.pt", "real numbers but is torch.complex64"),
         ("hf:./no/such/folder", "hf:./no/such/folder: there is no such folder, and an id on the hub looks like"),
         ("hf:~/models", "hf:~/models: there is no such folder"),
-        ("hf:some/model?num_classes=3", "configuration of hf:some/model says how many classes .* leave out num_classes"),
-        ("mmseg:segformer-mit-b0-cityscapes?num_classes=3", "says how many classes there are, so leave out num_classes"),
+        (
+            "hf:some/model?num_classes=3",
+            "configuration of hf:some/model says how many classes .* leave out num_classes",
+        ),
+        (
+            "mmseg:segformer-mit-b0-cityscapes?num_classes=3",
+            "says how many classes there are, so leave out num_classes",
+        ),
     ],
 )
 def test_models_that_cannot_be_what_is_asked(place, name, message):
@@ -362,3 +387,233 @@ def test_pictures_that_are_not_what_they_seem(pictures, monkeypatch, write, mess
 def test_goals_that_make_no_sense(goal, message):
     with pytest.raises(SegproxError, match=message):
         make_goal(goal, segprox.load_dataset("demo"))
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+ALIASES = "".join(f"{c}: &{c} [{', '.join([f'*{b}'] * 10)}]\n" for b, c in pairwise("abcdefghij"))
+EXPLODING = f"a: &a [x, x, x, x, x, x, x, x, x, x]\n{ALIASES}"
+PLAN = "grids: [{models: [demo-robust], datasets: [demo], attacks: [ATTACKS]}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{EXPLODING}grids: *j", "the spec is too large: more than 100,000 entries"),
+        (f"{EXPLODING}{PLAN.replace('ATTACKS', '{name: fmn, set: {steps: *j}}')}", "too large: more than 100,000"),
+        ("[" * 20_000 + "]" * 20_000, "the spec is nested too deeply: more than 30 levels"),
+        ("[" * 40 + "]" * 40, "the spec is nested too deeply: more than 30 levels"),
+        ("&a {grids: *a}", "the spec is nested too deeply"),
+        ("grids: &a [*a]", "the spec is nested too deeply"),
+        (PLAN.replace("ATTACKS", "{name: fmn, set: &a {steps: *a}}"), "the spec is nested too deeply"),
+        ("grids: []\ngrids: []", "the spec is not YAML: it says 'grids' twice in .*line 2, column 1"),
+        ("grids: [{models: [demo-robust], models: [demo]}]", "the spec is not YAML: it says 'models' twice"),
+        (f"seed: 1{'0' * 5000}", "the spec is not YAML: ValueError: Exceeds the limit"),
+        ("seed: 2026-99-99", "the spec is not YAML: ValueError: month must be in 1..12"),
+        ("? [a, b]\n: 1", "the spec is not YAML|does not fit"),
+        ("!!python/object/apply:os.system [ls]", "the spec is not YAML: could not determine a constructor"),
+        (PLAN.replace("ATTACKS", "{name: fmn, set: {1: 2}}"), "the spec does not fit: grids.0.attacks.0.set"),
+    ],
+)
+def test_yaml_that_explodes_or_says_something_twice(text, message):
+    with pytest.raises(SegproxError, match=message):
+        Spec.read_text(text)
+
+
+def test_aliases_and_merges_in_moderation():
+    shared = "all: &all {datasets: [demo]}\n"
+    assert read_yaml(f"{shared}more: {{<<: *all, models: [m]}}", "x")["more"] == {"datasets": ["demo"], "models": ["m"]}
+    assert read_yaml(f"{shared}more: {{<<: *all, datasets: [voc]}}", "x")["more"] == {"datasets": ["voc"]}
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+def changed(record, path, value):
+    """The line of a record in which something is something else."""
+    content = json.loads(to_line(record))
+    *parents, last = path.split(".")
+    reduce(lambda part, key: part[key], parents, content)[last] = value
+    return json.dumps(content)
+
+
+def store_with(folder, *lines):
+    with Store(folder / "run") as store:
+        store.start(make_run(), {"images": 2})
+    (store.folder / RECORDS).write_text("".join(f"{line}\n" for line in lines))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("norm", -0.1, r"is damaged \(done.norm: Input should be greater than or equal to 0\)"),
+        ("norm", math.nan, r"is damaged \(done.norm"),
+        ("norm", "large", r"is damaged \(done.norm"),
+        ("norm", None, r"is damaged \(done.norm"),
+        ("found.linf", math.nan, r"is damaged \(done.found.linf"),
+        ("found.l2", -1, r"is damaged \(done.found.l2"),
+        ("found.apsr", 1.5, r"is damaged \(done.found.apsr"),
+        ("found.success", "perhaps", r"is damaged \(done.found.success"),
+        ("found", [], r"is damaged \(done.found"),
+        ("height", 0, r"is damaged \(done.height"),
+        ("forwards", -1, r"is damaged \(done.forwards"),
+        ("trace", [[3]], r"is damaged \(done.trace"),
+        ("counts", [[1, 2], [3, 4]], r"is damaged \(done.counts"),
+        ("counts", [[1, 2, -3], [0, 0, 0], [0, 0, 0]], r"is damaged \(done.counts"),
+        ("counts", [[1, 2], [0, 0, 0], [0, 0, 0]], "does not count the pixels of as many classes as the other lines"),
+        ("counts", [[1, 2], [0, 0], [0, 0]], "does not count the pixels of as many classes as the other lines"),
+        ("status", "perhaps", "is damaged"),
+        ("image", 3, r"is damaged \(done.image"),
+        ("saved", {"png": "file"}, r"is damaged \(done.saved.png"),
+        ("colour", "red", "has a field 'colour', which segprox .* does not know; keep it, and read the folder with"),
+        ("found.colour", "red", "has a field 'colour', which segprox .* does not know; keep it"),
+    ],
+)
+def test_records_that_make_no_sense(tmp_path, path, value, message):
+    store = store_with(tmp_path, to_line(make_record("a")), changed(make_record("b"), path, value))
+    with pytest.raises(SegproxError, match=rf"^line 2 of .*records\.jsonl {message}|^line 2 .*{message}") as refusal:
+        store.latest()
+    assert "remove" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "null", "3", '"text"', "[]", "{}", '{"status": "done"}', "\ufeff{}"])
+def test_lines_that_are_no_records(tmp_path, line):
+    with pytest.raises(SegproxError, match=r"line 1 of .* is damaged"):
+        store_with(tmp_path, line).latest()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run", None), ("run", []), ("run", {"model": 3}), ("images", "many"), ("images", -1), ("classes", 3),
+        ("classes", [1, 2]), ("palette", [[1, 2]]), ("palette", "red"), ("norm", 2), ("started", 2026),
+        ("environment", "here"), ("attack", []), ("family", "fixed-epsilon"), ("family", 3),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["runs", "report"])
+def test_headers_that_make_no_sense(segprox_cli, tmp_path, field, value, command):
+    store = store_with(tmp_path, to_line(make_record("a")))
+    header = json.loads((store.folder / "run.json").read_text()) | {field: value}
+    (store.folder / "run.json").write_text(json.dumps(header))
+    more = ["--out", tmp_path / "report"] if command == "report" else []
+    code, _, error = segprox_cli(command, tmp_path, *more)
+    assert code == 2
+    assert "run.json is damaged: it does not describe a run (" in error
+    assert not (tmp_path / "report").exists() or not list((tmp_path / "report").iterdir())
+
+
+def test_a_header_of_a_later_version_may_say_more(tmp_path):
+    store = store_with(tmp_path, to_line(make_record("a")))
+    header = json.loads((store.folder / "run.json").read_text()) | {"colour": "red"}
+    (store.folder / "run.json").write_text(json.dumps(header))
+    assert store.header["colour"] == "red"
+    assert list(store.latest()) == ["a"]
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set", "name=x"], "fmn has no field 'name'; its fields are: norm, steps"),
+        (["--set", "self=x"], "fmn has no field 'self'"),
+        (["--set", "=x"], "--set takes FIELD=VALUE"),
+        (["--target", "[/oops]"], "there is no class '[/oops]'; the classes are: sky"),
+        (["--target", "\x1b[31mred"], "there is no class '\\x1b[31mred'"),
+        (["--model", "demo-standard?std=0,0,0"], "demo-standard is a Segmenter, which has its own preprocessing"),
+        (["--device", "meta"], "device 'meta' cannot be used: it computes nothing"),
+        (["--device", ","], "device '' cannot be used"),
+        (["--dataset", "demo?length=99999999999"], "length of demo cannot be '99999999999'"),
+        (["--dataset", f"folder:{'x' * 5000}"], "root of folder cannot be"),
+        (["--dataset", "folder:~nobody-here/x"], "root of folder cannot be '~nobody-here/x': there is no such folder"),
+        (["--threshold", "nan"], "threshold of an evaluation cannot be nan"),
+        (["--save", "gif"], "save of an evaluation cannot be 'gif'"),
+        (["--out", "x" * 5000], "File name too long: xxxx"),
+    ],
+)
+def test_evaluate_refuses(segprox_cli, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    usual = ["--model", "demo-standard", "--attack", "fmn", "--steps", 2, "--limit", 1, "--out", "out"]
+    code, _, error = segprox_cli("evaluate", *usual, *arguments)
+    assert code == 2
+    assert error.startswith(f"error: {sentence}")
+    assert len(error.splitlines()) == 1
+    assert "\x1b" not in error
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["spec", "/bin/true"], "error: cannot read /bin/true: it is not text in UTF-8"),
+        (["spec", "/bin/true", "--count"], "error: cannot read /bin/true: it is not text in UTF-8"),
+        (["spec", "x" * 5000], "error: File name too long: "),
+        (["spec", "/"], "error: there is no spec '/'"),
+        (["memory", "--model", "demo-standard", "--size", "0x0"], "error: --size must be HEIGHTxWIDTH"),
+        (["memory", "--model", "demo-standard", "--size", "99999999999x9"], "error: --size must be HEIGHTxWIDTH"),
+        (["memory", "--model", "demo-standard?std=1,1,1"], "error: demo-standard is a Segmenter"),
+        (["runs", "x" * 5000], "error: File name too long: xxx"),
+        (["runs", "/dev/null"], "error: there are no runs in /dev/null"),
+        (["evaluate", "--model", "demo-standard", "--out", "o", "--threads", "100000"], "--threads"),
+        (["evaluate", "--model", "demo-standard", "--out", "o", "--workers", "100000"], "--workers"),
+        (["check", "--model", "demo-standard?mean=1"], "error: demo-standard is a Segmenter"),
+    ],
+)
+def test_commands_refuse(segprox_cli, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = segprox_cli(*arguments)
+    assert code == 2
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def too_small():
+    """A network for images of 64 x 64 pixels, which the demo's are not."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 8), nn.Unflatten(1, (8, 1, 1)))
+
+
+def test_a_dry_run_of_a_model_that_cannot_take_the_first_image(segprox_cli, tmp_path):
+    model = ["--model", "python:tests.test_refusals:too_small", "--attack", "fmn", "--limit", 1]
+    code, output, _ = segprox_cli("evaluate", *model, "--dry-run", "--out", tmp_path)
+    assert code == 0
+    assert "could not be timed by its first image: RuntimeError: mat1 and mat2 shapes" in " ".join(output.split())
+    assert "unknown" in output
+
+
+NAMES = {"markup": "[/oops] [red]", "escapes": "\x1b]0;title\x07\x1b[2Jgone\x9b31m", "letters": "\u03bb\u2192\u0131"}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_names_reach_the_terminal_as_they_are_or_not_at_all(segprox_cli, tmp_path, monkeypatch, kind, width):
+    name = NAMES[kind]
+    make_results(tmp_path, {"fmn": [0.01, None], "palma": [0.02, 0.03]}, model=name, dataset=name, goal=name)
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", width, raising=False)
+    code, output, _ = segprox_cli("runs", tmp_path)
+    assert code == 0
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
+    for text in ("fmn", "palma", "2/2", "2.6/255", "5.1/255", "1 of 2", "2 of 2"):
+        assert text in output  # no number is cut, whatever the width
+    if kind != "escapes":
+        assert name in output
+
+
+def test_terminals_that_know_ascii_only(tmp_path):
+    make_results(tmp_path, {"fmn": [0.01]}, model="\u03bb\u2192")
+    for arguments in (["runs", str(tmp_path)], ["runs", "\u03bb"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "segprox", *arguments], env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (2 if arguments[-1] == "\u03bb" else 0)
+        assert b"Traceback" not in done.stderr
+        assert (done.stdout + done.stderr).isascii()
+
+
+def test_no_attack_is_best_that_saw_other_images(tmp_path):
+    make_results(tmp_path, {"fmn": [0.01, 0.02], "palma": [0.03, 0.04]}, model="same")
+    make_results(tmp_path, {"fmn": [0.01, 0.02], "palma": [0.03]}, model="other")
+    tables = {table.name: table for table in report_tables(group_runs(load_runs([tmp_path])))}
+    summary = tables["summary"]
+    assert {summary.rows[row][0] for row, _ in summary.bold()} == {"same"}
+    norms = tables["norms-untargeted"]
+    assert {norms.columns[place].over for _, place in norms.bold()} == {"same, d"}
+    assert {tables["optimality"].rows[row][0] for row, _ in tables["optimality"].bold()} == {"same", "other"}

@@ -25,7 +25,7 @@ ALLOWED = {
     "problem": {"errors", "norms"},
     "data": {"errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
-    "models": {"errors", "naming", "optional", "problem", "registry", "data"},
+    "models": {"errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
     "best": {"problem"},
     "result": {"encoding", "trace"},

@@ -15,10 +15,10 @@ class SegproxError(ValueError):
 
 
 def told(error: BaseException) -> str:
-    """What someone else's code raised, on one line: the kind of the error and the first line of its message.
+    r"""What someone else's code raised, on one line: the kind of the error and the first line of its message.
 
     Example:
-        >>> told(KeyError("weight")), told(RuntimeError("no memory\\nat line 3"))
+        >>> told(KeyError("weight")), told(RuntimeError("no memory\nat line 3"))
         ("KeyError: 'weight'", 'RuntimeError: no memory')
     """
     lines = str(error).strip().splitlines()

@@ -1,5 +1,6 @@
-"""Files of text and YAML that people write."""
+"""Files that people name, and the text and YAML that they write."""
 
+import os
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,21 @@ import yaml
 from segprox.errors import SegproxError, told
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 30  # of a YAML file; the whole evaluation of the paper has a few hundred
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether there is such a file; False for a name that no file can have, at which `Path` raises."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path | str) -> bool:
+    """The same of a folder."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def from_home(path: Path | str) -> Path:
+    """The path with `~` replaced; the home of nobody is left as it is, at which `Path` raises."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def read_text(path: Path) -> str:
@@ -22,16 +38,16 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(text: str, name: str) -> Any:
-    """What a YAML text says; one that says something twice, or that aliases make huge or endless, is refused.
+    r"""What a YAML text says; one that says something twice, or that aliases make huge or endless, is refused.
 
     Args:
         text: the text.
         name: where it is from, for messages.
 
     Example:
-        >>> read_yaml("grids: &all [1, 2]\\nagain: *all", "x")
+        >>> read_yaml("grids: &all [1, 2]\nagain: *all", "x")
         {'grids': [1, 2], 'again': [1, 2]}
-        >>> read_yaml("seed: 1\\nseed: 2", "x")
+        >>> read_yaml("seed: 1\nseed: 2", "x")
         Traceback (most recent call last):
         segprox.errors.SegproxError: x is not YAML: it says 'seed' twice in "<unicode string>", line 2, column 1
     """

@@ -43,12 +43,12 @@ class SafeConsole(Console):
         super().__init__(markup=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What is printed, piece by piece."""
         options = options or self.options
         if isinstance(renderable, Table) and self._needed(renderable) > options.max_width:
             renderable = _unrolled(renderable)
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=CONTROL.sub("", segment.text))
-
 
     def _needed(self, table: Table) -> int:
         """The least that a table needs, where only some of its columns may be wrapped."""
@@ -99,8 +99,8 @@ class _Rate(ProgressColumn):
 def progress_bar(unit: str = "steps", disable: bool = False) -> Progress:
     """A bar with rate and time to go."""
     return Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
+        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        _Rate(unit), TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=out, disable=disable,
     )  # fmt: skip
 
 

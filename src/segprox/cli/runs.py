@@ -1,6 +1,5 @@
 """Evaluations: segprox evaluate, run, audit, spec, runs, verify."""
 
-import os
 from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
@@ -143,11 +142,11 @@ def print_spec(
     """Print a spec to start from, as in: segprox spec paper > paper.yaml."""
     from segprox.cli.status import print_counts
     from segprox.run.plan import Spec
-    from segprox.text import read_text
+    from segprox.text import is_file, read_text
 
     shipped = resources.files("segprox.run") / "specs" / f"{name}.yaml"
     with resources.as_file(shipped) if shipped.is_file() else nullcontext(Path(name)) as file:
-        if not os.path.isfile(file):
+        if not is_file(file):
             raise SegproxError(f"there is no spec {name!r}; there are: example, paper, and files of yours")
         if count:
             print_counts(Spec.read(file).runs())

@@ -1,6 +1,5 @@
 """What an attack is to achieve on a dataset: every pixel wrong or on target, here and not there."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -15,6 +14,7 @@ from segprox.data.files import read_index
 from segprox.data.targets import Target, class_index, fitting, is_any, make_target
 from segprox.errors import SegproxError
 from segprox.naming import Name, checked
+from segprox.text import is_folder
 
 UNTARGETED = "untargeted"
 Text = Annotated[str, Field(min_length=1)]  # where it is given
@@ -126,7 +126,7 @@ def _region(text: str, dataset: Dataset) -> Region:
 
 def _drawn(path: Path) -> Region:
     def region(sample: Sample) -> Tensor:
-        file = path / f"{sample.name}.png" if os.path.isdir(path) else path
+        file = path / f"{sample.name}.png" if is_folder(path) else path
         return fitting(torch.from_numpy(read_index(file)), sample, f"region {file}") != 0
 
     return region

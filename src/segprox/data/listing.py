@@ -1,6 +1,5 @@
 """Which pictures make a dataset: finding them, choosing among them, and reading them one at a time."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from pydantic.dataclasses import dataclass as options_class
 from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
 from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, to_labels, to_tensor
 from segprox.errors import SegproxError
-from segprox.text import read_text
+from segprox.text import from_home, is_file, is_folder, read_text
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -92,7 +91,7 @@ def _split_ids(value: Any) -> Any:
     """Names from text: joined by commas, or the lines of a file."""
     if not isinstance(value, str | Path):
         return value
-    if Path(value).suffix == ".txt" or os.path.isfile(value):
+    if Path(value).suffix == ".txt" or is_file(value):
         lines = (line.strip() for line in read_text(Path(value)).splitlines())
         return [plain_name(line) for line in lines if line]
     return [plain_name(part.strip()) for part in str(value).split(",") if part.strip()]
@@ -112,8 +111,8 @@ Ids = Annotated[
 
 
 def _check_root(root: Path) -> Path:
-    root = Path(os.path.expanduser(root))  # which leaves the home of nobody as it is
-    if not os.path.isdir(root):
+    root = from_home(root)  # which leaves the home of nobody as it is
+    if not is_folder(root):
         raise ValueError("there is no such folder")
     return root
 

@@ -1,6 +1,5 @@
 """What an attack may want to see: a label map per image, made from a few words."""
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from segprox.data.base import MOST_CLASSES, VOID, VOID_COLOUR, Colour, Dataset, 
 from segprox.data.files import Labels, colour_code, is_coloured, read_coded, read_colours, recode
 from segprox.data.nearest import fill_nearest
 from segprox.errors import SegproxError
+from segprox.text import is_folder
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _codes(palette: Sequence[Colour]) -> dict[int, int]:
 
 
 def _drawn(text: str, path: Path, dataset: Dataset) -> Target:
-    if os.path.isdir(path):
+    if is_folder(path):
         return Target(
             text, lambda sample: fitting(read_map(path / f"{sample.name}.png", dataset), sample, f"target {text}")
         )

@@ -1,6 +1,5 @@
 """Weights from files, without executing anything that is in them."""
 
-import os
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from segprox.errors import SegproxError, told
+from segprox.text import is_file
 
 # Where training frameworks put the weights in what they save.
 WEIGHTS_UNDER = ("state_dict", "model_state_dict", "model_state", "model")
@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     A pickle that names anything else than torch's own classes, `NUMPY_METADATA` and `STAND_INS` is refused.
     """
-    if not os.path.isfile(path):
+    if not is_file(path):
         raise SegproxError(f"there is no checkpoint {path}")
     try:
         if path.suffix == ".safetensors":

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from segprox.data.base import MOST_CLASSES
 from segprox.errors import SegproxError
 from segprox.models.segmenter import OutputKind
+from segprox.text import from_home
 
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
 # How images are fed and logits are read: keyword arguments of `Segmenter`.
@@ -79,7 +80,7 @@ class ModelOptions:
     @property
     def checkpoint_file(self) -> Path | None:
         """The file of weights that was asked for."""
-        return None if self.checkpoint is None or self.random else Path(os.path.expanduser(self.checkpoint))
+        return None if self.checkpoint is None or self.random else from_home(self.checkpoint)
 
     def preprocessing(self) -> dict[str, Any]:
         """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""

@@ -1,6 +1,5 @@
 """Hugging Face transformers: `hf:nvidia/segformer-b0-finetuned-ade-512-512`, or a folder `save_pretrained` wrote."""
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
 from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
 from segprox.optional import require
+from segprox.text import is_folder
 
 HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 FIXED_SIZE = ("beit", "data2vec-vision", "dpt")  # they take images of one size only
@@ -51,7 +51,7 @@ def build(identifier: str, options: ModelOptions) -> Network:
     transformers = require("transformers", "hf")
     what = f"hf:{identifier}"
     options.refuse("num_classes", by=f"the configuration of {what} says how many classes there are")
-    there = os.path.isdir(identifier)
+    there = is_folder(identifier)
     if not there and not HUB_ID.fullmatch(identifier):
         raise SegproxError(f"{what}: there is no such folder, and an id on the hub looks like NAME or OWNER/NAME")
     with explained(f"{what} {'' if there else 'is no folder here, and '}cannot be loaded"):
