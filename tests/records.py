@@ -76,6 +76,7 @@ HEADER = {
 def scene_record(image: str, linf: float, success: bool = True, **changes) -> Record:
     """Of an image whose 90 right pixels of 100 become 5, if the attack succeeds, or else 60."""
     right = 5 if success else 60
+    road, sky = min(right, 50), max(right - 50, 0)  # right pixels of the 50 of each
     score = Score(linf=linf, l2=1.0, l1=9.0, apsr=0.95 if success else 0.4, success=success)
     fields = {
         "key": f"key-{image}", "version": "1", "image": image, "image_hash": f"hash of {image}",
@@ -83,7 +84,8 @@ def scene_record(image: str, linf: float, success: bool = True, **changes) -> Re
         "clean_apsr": 0.1, "clean_accuracy": 0.9, "accuracy": right / 100,
         "norm": linf, "found": score, "rounded": score, "forwards": 60, "backwards": 59,
         "clean_counts": ClassCounts([50, 40, 0], [10, 0, 0], [0, 10, 0]),
-        "counts": ClassCounts([right, 0, 0], [0, 50 - right, 50], [50 - right, 50, 0]), "saved": {}, "seconds": 1.5,
+        "counts": ClassCounts([road, sky, 0], [0, 50 - road, 50 - sky], [50 - road, 50 - sky, 0]),
+        "saved": {}, "seconds": 1.5,
     }  # fmt: skip
     return Record(**fields | changes)
 

@@ -11,7 +11,6 @@ import yaml
 import segprox
 from segprox.report.card import EPSILONS, Card
 from segprox.report.results import load_runs
-from segprox.report.statistics import bootstrap_median
 from segprox.run.command import repeat_command
 from segprox.run.plan import Run
 from tests.records import make_record, make_results, make_run, make_store

@@ -575,7 +575,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(segprox, tmp_path, monkey
         patch.setattr(Store, "append", full)
         code, _, error = segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)
     assert code == 2
-    assert error.startswith("error: cannot write: No space left on device; every finished image is recorded")
+    assert error.startswith("error: the evaluation stopped: No space left on device; every finished image is recorded")
     assert len(error.splitlines()) == 1
     assert len(only(tmp_path).latest()) == 2
     assert segprox("evaluate", *FAST, "--limit", 4, "--out", tmp_path)[0] == 0

@@ -15,6 +15,7 @@ ALLOWED = {
     "registry": {"errors"},
     "naming": {"errors"},
     "optional": {"errors"},
+    "text": {"errors"},
     "norms": set(),
     "counts": {"errors"},
     "sizes": set(),
@@ -22,16 +23,16 @@ ALLOWED = {
     "losses": set(),
     "prox": NUMERIC,
     "problem": {"errors", "norms"},
-    "data": {"errors", "naming", "optional", "registry"},
+    "data": {"errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
-    "models": {"errors", "naming", "optional", "problem", "registry", "data"},
+    "models": {"errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
     "best": {"problem"},
     "result": {"encoding", "trace"},
     "tracker": CORE,
     "attacks": CORE,
-    "run": {*CORE, "optional", "attacks", "counts", "data", "sizes"},
-    "report": {*CORE, "optional", "attacks", "counts", "data", "sizes", "run"},
+    "run": {*CORE, "optional", "text", "attacks", "counts", "data", "sizes"},
+    "report": {*CORE, "optional", "text", "attacks", "counts", "data", "sizes", "run"},
     "api": {*CORE, "attacks", "data", "run", "report"},
 }
 

@@ -30,7 +30,7 @@ def _encode_png(image: Tensor) -> bytes:
 
 
 def _decode_png(content: bytes) -> Tensor:
-    pixels = np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+    pixels = np.array(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
 
 

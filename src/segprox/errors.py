@@ -1,4 +1,4 @@
-"""The one error a user can cause."""
+"""The one error a user can cause, and how errors of others are told."""
 
 
 class SegproxError(ValueError):
@@ -12,3 +12,14 @@ class SegproxError(ValueError):
         ...     print(error)
         there is no attack 'no-such'; known are: alma, alma-prox, ...
     """
+
+
+def told(error: BaseException) -> str:
+    r"""What someone else's code raised, on one line: the kind of the error and the first line of its message.
+
+    Example:
+        >>> told(KeyError("weight")), told(RuntimeError("no memory\nat line 3"))
+        ("KeyError: 'weight'", 'RuntimeError: no memory')
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

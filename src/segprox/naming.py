@@ -40,11 +40,13 @@ class Name:
                 raise SegproxError(
                     f"after the ? of a name come options as option=value, joined by &, but {text!r} has {part!r}"
                 )
+            if option in options:
+                raise SegproxError(f"{text!r} says {option} twice; leave one of them out")
             options[option] = value
         return cls(source, identifier, options)
 
 
-def checked(make: Callable[..., T], what: str, **options: Any) -> T:
+def checked(make: Callable[..., T], what: str, /, **options: Any) -> T:
     """Call a pydantic dataclass with options from a user; what does not fit is refused in one sentence.
 
     Args:

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, told
 
 T = TypeVar("T")
 GROUP, VARIABLE = "segprox.plugins", "SEGPROX_PLUGINS"
@@ -82,9 +82,9 @@ def _load_announced() -> None:
             entry.load()
         except SegproxError:
             raise
-        except Exception as error:  # whatever a package may do when it is imported
+        except (Exception, SystemExit) as error:  # whatever a package may do when it is imported
             package = entry.dist.name if entry.dist else entry.value
-            raise SegproxError(f"the plugin {entry.name} of {package} cannot be loaded: {_sentence(error)}") from error
+            raise SegproxError(f"the plugin {entry.name} of {package} cannot be loaded: {told(error)}") from error
 
 
 @cache
@@ -103,9 +103,5 @@ def _load_named(text: str) -> None:
         spec.loader.exec_module(module)
     except SegproxError:
         raise
-    except Exception as error:  # whatever a file of the user may do when it is imported
-        raise SegproxError(f"the plugin {text} cannot be loaded: {_sentence(error)}") from error
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    except (Exception, SystemExit) as error:  # whatever a file of the user may do when it is imported
+        raise SegproxError(f"the plugin {text} cannot be loaded: {told(error)}") from error

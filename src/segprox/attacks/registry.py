@@ -122,7 +122,7 @@ def find_attack(name: str) -> Named:
     return dataclasses.replace(entry, about=f"bisection over {plain}", bisected=True)
 
 
-def make_attack(name: str, **options: Any) -> Attack:
+def make_attack(name: str, /, **options: Any) -> Attack:
     """The attack of that name with the given hyper-parameters; the others keep the paper's values.
 
     Values are checked, and may be text as it comes from a command line.

@@ -2,27 +2,36 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 import segprox
 from segprox.cli import demo, look, report, runs  # noqa: F401  # which register their commands
-from segprox.cli.base import app, out
+from segprox.cli.base import app, err, out
 from segprox.errors import SegproxError
 from segprox.registry import VARIABLE, load_plugins
 
 
 def main() -> None:
     """Run the command line; bad input is one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals that cannot show every letter
     try:
         app()
     except SegproxError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:  # of files that the user named, wherever they are looked at
+        _refuse(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+
+
+def _refuse(sentence: str) -> NoReturn:
+    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.splitlines())), highlight=False)
+    sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:

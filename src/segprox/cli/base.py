@@ -4,15 +4,21 @@ Nothing here or at the top of the commands' files imports torch: what a command 
 `--help` is quick.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Group as Stack
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from segprox.errors import SegproxError
 
@@ -24,7 +30,48 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
+
+
+class SafeConsole(Console):
+    """Prints names as they are: brackets are no markup, and no control character reaches the terminal.
+
+    A table that is too wide for the terminal is printed line by line, so that no number is cut.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What is printed, piece by piece."""
+        options = options or self.options
+        if isinstance(renderable, Table) and self._needed(renderable) > options.max_width:
+            renderable = _unrolled(renderable)
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=CONTROL.sub("", segment.text))
+
+    def _needed(self, table: Table) -> int:
+        """The least that a table needs, where only some of its columns may be wrapped."""
+        needed = 0
+        for column in table.columns:
+            measured = [Measurement.get(self, WIDE, cell) for cell in (column.header, column.footer, *column.cells)]
+            needed += max(each.maximum if column.no_wrap else each.minimum for each in measured)
+        return needed + 2 * len(table.columns)
+
+
+def _unrolled(table: Table) -> Stack:
+    """Every row of a table as lines of heading and value."""
+    parts: list[RenderableType] = [table.title] if table.title else []
+    lines = [*zip(*(column.cells for column in table.columns))]
+    footer = [tuple(column.footer for column in table.columns)] if table.show_footer else []
+    for line in [*lines, *footer]:
+        pairs = ((str(column.header), str(cell)) for column, cell in zip(table.columns, line))
+        parts.append(Text("\n".join(f"{heading}: {cell}" for heading, cell in pairs if cell) + "\n"))
+    return Stack(*parts)
+
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # but for ends of lines
+WIDE = Console(width=10_000).options  # in which nothing needs to be wrapped
+out, err = SafeConsole(), SafeConsole(stderr=True, soft_wrap=True)
 
 
 def plain_table(*headings: str) -> Table:

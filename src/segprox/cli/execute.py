@@ -76,8 +76,9 @@ def _stoppable(follower: Follower) -> Iterator[None]:
         follower.say("Interrupted: every finished image is recorded. The same command again goes on.", "interrupted")
         raise
     except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
         raise SegproxError(
-            f"cannot write: {error.strerror or error}; every finished image is recorded, "
+            f"the evaluation stopped: {error.strerror or error}{where}; every finished image is recorded, "
             "and the same command again goes on"
         ) from None
     finally:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from segprox.cli.base import app, out, plain_table, writing_to
 from segprox.errors import SegproxError
@@ -80,7 +80,7 @@ def target(
     with writing_to(out_file.parent):
         out_file.parent.mkdir(parents=True, exist_ok=True)
         coloured = write_map(labels, data, out_file)
-    out.print(f"[bold]{escape(text)}[/] for {escape(sample.name)}", highlight=False)
+    out.print(Text.assemble((text, "bold"), f" for {sample.name}"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("class")
     table.add_column("pixels", justify="right")
@@ -100,10 +100,10 @@ def memory(
 ) -> None:
     """Say what an attack on images of a size would hold, plainly and leanly; nothing of that size is computed."""
     height, cross, width = size.partition("x")
-    if not cross or not (height.isdecimal() and width.isdecimal()):
+    if not cross or not all(side.isdecimal() and len(side) < 6 and int(side) for side in (height, width)):
         raise SegproxError(f"--size must be HEIGHTxWIDTH, such as 1024x2048, but is {size!r}")
     table = _table_of_memory(model, int(height), int(width))
-    out.print(f"[bold]{escape(model)}[/], one image of {height} x {width}, GiB", highlight=False)
+    out.print(Text.assemble((model, "bold"), f", one image of {height} x {width}, GiB"))
     out.print(table)
     out.print("Held is what a forward keeps for its backward; what a forward needs for itself comes on top.")
     out.print("evaluate and run are lean unless told otherwise; elsewhere add lean=true to a model's name.")
@@ -168,7 +168,7 @@ def _list_models() -> None:
         count = sum(parameter.numel() for parameter in load_model(name).parameters())
         table.add_row(name, f"embedded, {count:,} parameters", "")
     for source in SOURCES.values():
-        table.add_row(source.example, source.about, escape(f"segprox[{source.extra}]") if source.extra else "")
+        table.add_row(source.example, source.about, f"segprox[{source.extra}]" if source.extra else "")
     out.print(table)
     out.print("The paper's models: " + ", ".join(PAPER_MODELS), highlight=False)
     out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:", highlight=False)
@@ -194,7 +194,7 @@ def _list_attacks() -> None:
             attack = make_attack(name)
             if attack.family == family:
                 cost = attack.cost()
-                about = f"{entry.about} [dim]({entry.short_citation})[/]"
+                about = Text.assemble(entry.about, (f" ({entry.short_citation})", "dim"))
                 table.add_row(name, norms(attack), str(cost.forwards), str(cost.backwards), about)
         out.print(table)
     out.print("Forwards and backwards: the most that an attack with its default fields asks of the model, per image.")
@@ -215,7 +215,7 @@ def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list atta
 
     entry, attack = find_attack(name), make_attack(name)
     cost = attack.cost()
-    out.print(f"[bold]{name}[/]: {entry.about}", highlight=False)
+    out.print(Text.assemble((name, "bold"), f": {entry.about}"))
     out.print(f"{entry.citation}", highlight=False, style="dim")
     out.print(f"{attack.family}; at most {cost.forwards} forwards and {cost.backwards} backwards per image")
     table = plain_table("field", "default", "meaning")

@@ -74,12 +74,12 @@ def execution_options(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")] = False,
     engine: Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")] = EngineName.LOCAL,
-    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine, or Ray actors.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes on this machine, or Ray actors.")] = 1,
     address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster, such as auto; a new cluster if left out.")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="Threads of each worker. More change the last digits of results.")
+        int, typer.Option(min=1, max=1024, help="Threads of each worker. More change the last digits of results.")
     ] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Images of one size attacked together: for GPUs.")] = 1,
 ) -> "Execution":

@@ -149,15 +149,16 @@ def print_spec(
     """Print a spec to start from, as in: segprox spec paper > paper.yaml."""
     from segprox.cli.status import print_counts
     from segprox.run.plan import Spec
+    from segprox.text import is_file, read_text
 
     shipped = resources.files("segprox.run") / "specs" / f"{name}.yaml"
     with resources.as_file(shipped) if shipped.is_file() else nullcontext(Path(name)) as file:
-        if not file.is_file():
+        if not is_file(file):
             raise SegproxError(f"there is no spec {name!r}; there are: example, paper, and files of yours")
         if count:
             print_counts(Spec.read(file).runs())
         else:
-            print(file.read_text(encoding="utf-8"), end="")  # as it is: no wrapping, no colours
+            print(read_text(file), end="")  # as it is: no wrapping, no colours
 
 
 @app.command("runs")
@@ -169,7 +170,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
 
     statuses = []
     for store in stores(folder):
-        images, records = store.header["images"], store.latest()
+        images, records = store.header.get("images", 0), store.latest()
         wanted = min(store.run.settings.limit or images, images)
         statuses.append(Status(store.run, store, max(wanted, len(records)), records))  # it may have been more once
     print_statuses(statuses)

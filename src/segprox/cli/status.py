@@ -1,7 +1,6 @@
 """Tables of runs: what is planned, how far they are, what they found."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
-from segprox.errors import SegproxError
+from segprox.errors import told
 from segprox.report.findings import until_sentence
 from segprox.report.progress import found_text
 from segprox.report.results import results_of
@@ -59,12 +58,15 @@ def print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> Non
 def print_plan(evaluation: Evaluation) -> None:
     """What is left to do, and how long it may take."""
     statuses = evaluation.status()
-    timed: dict[str, tuple[float, float]] = {}
+    timed: dict[str, tuple[float, float] | None] = {}
     for status in statuses:
         name = f"{status.run.model} {status.run.dataset}"
         if name not in timed:
-            with suppress(SegproxError):  # an image that cannot be read tells nothing
+            try:
                 timed[name] = time_model(prepare(status.run, evaluation.execution))
+            except Exception as error:  # whatever a file or a network may raise: it will be recorded in its turn
+                timed[name] = None
+                out.print(f"{name} could not be timed by its first image: {told(error)}", highlight=False, style="red")
     estimates = [estimate(status, timed, evaluation.retry_errors) for status in statuses]
     rows = []
     for found in estimates:

@@ -9,9 +9,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, colours
-from segprox.data.files import read_coded, read_text
+from segprox.data.files import read_coded
 from segprox.data.listing import Entry, PictureDataset, PictureSource, first_folder, pictures_in
 from segprox.errors import SegproxError
+from segprox.text import read_text
 
 COUNT = 150
 MEANING = {0: VOID, **{k + 1: k for k in range(COUNT)}}  # 0 is everything else

@@ -13,6 +13,7 @@ from torch import Tensor
 from segprox.errors import SegproxError
 
 Colour = tuple[int, int, int]
+MOST_CLASSES = 1 << 16  # labels have at most 16 bits
 VOID = 255  # the label of pixels that do not count
 VOID_COLOUR: Colour = (224, 224, 192)  # as in Pascal VOC's own pictures
 OPTIONS = ConfigDict(extra="forbid")  # of every source: a misspelt option must not pass unnoticed

@@ -10,9 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from segprox.data.base import OPTIONS, VOID, Colour
-from segprox.data.files import ImageLocation, Labels, read_index, read_text, recode
+from segprox.data.files import ImageLocation, Labels, read_index, recode
 from segprox.data.listing import Entry, PictureDataset, PictureSource, first_folder, pictures_in
 from segprox.errors import SegproxError
+from segprox.text import read_text
 
 PALETTE_BY_CLASS: dict[str, Colour] = {
     "road": (128, 64, 128), "sidewalk": (244, 35, 232), "building": (70, 70, 70), "wall": (102, 102, 156),

@@ -1,23 +1,25 @@
 """Classes of datasets that have no fixed ones: from a small file, from options, or from the labels themselves."""
 
+import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from segprox.data.base import OPTIONS, VOID, Colour, colours
-from segprox.data.files import read_coded, read_index, read_text
+from segprox.data.base import MOST_CLASSES, OPTIONS, VOID, Colour, colours
+from segprox.data.files import read_coded, read_index
 from segprox.data.listing import Entry, PictureDataset, PictureSource
 from segprox.errors import SegproxError
 from segprox.naming import checked
+from segprox.text import read_text, read_yaml
 
 FILE = "classes.yaml"
 Channel = Annotated[int, Field(ge=0, le=255)]
+Stored = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]  # a value of a label in a file
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)
@@ -26,15 +28,19 @@ class ClassFile:
 
     classes: tuple[str, ...] | dict[int, str] = ()
     palette: tuple[tuple[Channel, Channel, Channel], ...] | None = None
-    ignore: tuple[int, ...] | None = None
+    ignore: tuple[Stored, ...] | None = None
     reduce_labels: bool = False
 
 
 def _class_list(value: Any) -> Any:
     """Names joined by commas, or plain ones for a number of classes."""
-    if isinstance(value, str) and not value.isdecimal():
+    if isinstance(value, str) and not re.fullmatch(r"-?\d+", value):
         return tuple(part.strip() for part in value.split(","))
-    return plain_names(int(value)) if isinstance(value, int | str) else value
+    if not isinstance(value, int | str):
+        return value
+    if not 1 <= int(value) <= MOST_CLASSES:
+        raise ValueError(f"there are 1 to {MOST_CLASSES} classes")
+    return plain_names(int(value))
 
 
 def _number_list(value: Any) -> Any:
@@ -58,7 +64,7 @@ class OpenClassSource(PictureSource):
         Field(min_length=1, description="how many, or their names joined by commas"),
     ] = None
     ignore: Annotated[
-        tuple[int, ...] | None,
+        tuple[Stored, ...] | None,
         BeforeValidator(_number_list),
         Field(description="values of pixels that do not count, joined by commas; 255 unless said otherwise"),
     ] = None
@@ -90,10 +96,7 @@ class OpenClassSource(PictureSource):
 def _class_file(path: Path) -> ClassFile:
     if not path.is_file():
         return ClassFile()
-    try:
-        content = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise SegproxError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(read_text(path), str(path))
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise SegproxError(f"{path} must say what the classes are, as in classes: [road, sky]")
     return checked(ClassFile, str(path), **content)

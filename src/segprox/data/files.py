@@ -16,6 +16,8 @@ from torch import Tensor
 from segprox.errors import SegproxError
 
 Labels = NDArray[np.int32]  # [H, W]
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
+MOST_PIXELS = 178_956_970  # of an image; more than Pillow agrees to decode
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 # What Pillow's decoders raise at damaged files, as found by damaging them.
 UNREADABLE = (
@@ -123,7 +125,7 @@ SizeRule = Annotated[
 
 
 def resized(size: tuple[int, int], rule: str) -> tuple[int, int]:
-    """The width and height that a rule makes of a width and height.
+    """The width and height that a rule makes of a width and height; a size that no memory holds is refused.
 
     Example:
         >>> resized((500, 375), "short-512"), resized((500, 375), "long-512"), resized((500, 375), "64x32")
@@ -131,14 +133,17 @@ def resized(size: tuple[int, int], rule: str) -> tuple[int, int]:
     """
     if rule == "native":
         return size
-    if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", rule):
-        return int(match[1]), int(match[2])
-    if match := re.fullmatch(r"(short|long)-([1-9]\d*)", rule):
+    if match := re.fullmatch(r"([1-9]\d{0,9})x([1-9]\d{0,9})", rule):
+        width, height = int(match[1]), int(match[2])
+    elif match := re.fullmatch(r"(short|long)-([1-9]\d{0,9})", rule):
         side, wanted = (min if match[1] == "short" else max)(size), int(match[2])
         # rounded down, as torchvision's Resize does
         width, height = (wanted if length == side else max(1, int(wanted * length / side)) for length in size)
-        return width, height
-    raise ValueError("a size is native, short-512, long-512 or 1024x512 (width x height)")
+    else:
+        raise ValueError("a size is native, short-512, long-512 or 1024x512 (width x height)")
+    if width * height > MOST_PIXELS:
+        raise SegproxError(f"an image of {width} x {height} pixels is too large: at most {MOST_PIXELS:,} are read")
+    return width, height
 
 
 def to_tensor(picture: Image.Image, rule: str) -> Tensor:
@@ -157,19 +162,11 @@ def to_labels(labels: Labels, rule: str) -> Tensor:
     return torch.from_numpy(labels).long()
 
 
-def read_text(path: Path) -> str:
-    """The text of a file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SegproxError(f"cannot read {path}: {error}") from None
-
-
 def _loaded(place: ImageLocation) -> Image.Image:
     try:
         if not isinstance(place, Path):
             return place.picture()
-        with Image.open(place) as picture:
+        with Image.open(place, formats=FORMATS) as picture:
             picture.load()  # decode now, so that a broken file is found here
             return picture
     except SegproxError:  # a cell has said itself what is wrong

@@ -14,8 +14,10 @@ from segprox.data.files import read_index
 from segprox.data.targets import Target, class_index, fitting, is_any, make_target
 from segprox.errors import SegproxError
 from segprox.naming import Name, checked
+from segprox.text import is_folder
 
 UNTARGETED = "untargeted"
+Text = Annotated[str, Field(min_length=1)]  # where it is given
 Share = Annotated[float | None, Field(gt=0, le=1)]
 Region = Callable[[Sample], Tensor]  # which pixels belong to it, bool [H, W]
 
@@ -32,11 +34,11 @@ class Aim(NamedTuple):
 class GoalOptions:
     """What may follow the ? of a goal."""
 
-    only: str = ""  # the region that is attacked; what is neither attacked nor protected does not count
-    protect: str = ""  # the region that shall be what it is
+    only: Text = ""  # the region that is attacked; what is neither attacked nor protected does not count
+    protect: Text = ""  # the region that shall be what it is
     share: Share = None  # of the attacked pixels, for a success
     protect_share: Share = None  # of the protected pixels, for a success
-    split: str = ""  # of the dataset whose labels a majority is made from
+    split: Text = ""  # of the dataset whose labels a majority is made from
 
 
 class Goal(NamedTuple):
@@ -124,7 +126,7 @@ def _region(text: str, dataset: Dataset) -> Region:
 
 def _drawn(path: Path) -> Region:
     def region(sample: Sample) -> Tensor:
-        file = path / f"{sample.name}.png" if path.is_dir() else path
+        file = path / f"{sample.name}.png" if is_folder(path) else path
         return fitting(torch.from_numpy(read_index(file)), sample, f"region {file}") != 0
 
     return region

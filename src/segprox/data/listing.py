@@ -13,8 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as options_class
 
 from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
-from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, read_text, to_labels, to_tensor
+from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, to_labels, to_tensor
 from segprox.errors import SegproxError
+from segprox.text import from_home, is_file, is_folder, read_text
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -90,7 +91,7 @@ def _split_ids(value: Any) -> Any:
     """Names from text: joined by commas, or the lines of a file."""
     if not isinstance(value, str | Path):
         return value
-    if Path(value).suffix == ".txt" or Path(value).is_file():
+    if Path(value).suffix == ".txt" or is_file(value):
         lines = (line.strip() for line in read_text(Path(value)).splitlines())
         return [plain_name(line) for line in lines if line]
     return [plain_name(part.strip()) for part in str(value).split(",") if part.strip()]
@@ -110,8 +111,8 @@ Ids = Annotated[
 
 
 def _check_root(root: Path) -> Path:
-    root = root.expanduser()
-    if not root.is_dir():
+    root = from_home(root)  # which leaves the home of nobody as it is
+    if not is_folder(root):
         raise ValueError("there is no such folder")
     return root
 

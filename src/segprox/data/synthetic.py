@@ -79,7 +79,7 @@ class Demo(DatasetSource):
     layout: ClassVar[str] = "embedded street scenes of 256 x 128 pixels; no folder needed"
 
     split: Annotated[Split, Field(description="test, or train, which the embedded networks have seen")] = "test"
-    length: Annotated[int, Field(ge=1, description="how many scenes")] = 100
+    length: Annotated[int, Field(ge=1, le=1_000_000, description="how many scenes")] = 100
     seed: Annotated[int, Field(ge=0, description="seed of the scenes")] = 0
 
     def open(self) -> StreetScenes:

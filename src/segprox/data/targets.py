@@ -11,10 +11,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from segprox.data.base import VOID, VOID_COLOUR, Colour, Dataset, Sample, colours
+from segprox.data.base import MOST_CLASSES, VOID, VOID_COLOUR, Colour, Dataset, Sample, colours
 from segprox.data.files import Labels, colour_code, is_coloured, read_coded, read_colours, recode
 from segprox.data.nearest import fill_nearest
 from segprox.errors import SegproxError
+from segprox.text import is_folder
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def class_index(name: str, classes: Sequence[str]) -> int:
     """
     if name in classes:
         return list(classes).index(name)
-    if name.isdecimal() and (not classes or int(name) < len(classes)):
+    if name.isdecimal() and len(name) < 6 and int(name) < (len(classes) or MOST_CLASSES):
         return int(name)
     known = f"the classes are: {', '.join(classes)}" if classes else "the dataset has none, so give its number"
     raise SegproxError(f"there is no class {name!r}; {known}")
@@ -231,7 +232,7 @@ def _codes(palette: Sequence[Colour]) -> dict[int, int]:
 
 
 def _drawn(text: str, path: Path, dataset: Dataset) -> Target:
-    if path.is_dir():
+    if is_folder(path):
         return Target(
             text, lambda sample: fitting(read_map(path / f"{sample.name}.png", dataset), sample, f"target {text}")
         )

@@ -11,10 +11,10 @@ from torch import nn
 from segprox.errors import SegproxError
 from segprox.models.demo import load_demo
 from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
-from segprox.models.options import ModelOptions
+from segprox.models.options import PREPROCESSING, ModelOptions
 from segprox.models.segmenter import Segmenter, restored
 from segprox.models.sources import SOURCES, ModelSource, ddcat, mmseg
-from segprox.models.sources.base import Network
+from segprox.models.sources.base import Network, explained
 from segprox.naming import Name, checked
 from segprox.registry import Registry, load_plugins
 
@@ -85,21 +85,27 @@ def build_model(name: str, chosen: ModelOptions) -> Segmenter:
     if parsed.source not in MODELS and parsed.source not in SOURCES:
         load_plugins()
     if parsed.source in MODELS and not parsed.identifier:
-        return _segmenter(MODELS[parsed.source](), chosen)
+        chosen.refuse("checkpoint", "num_classes", by=f"{parsed.source} has its own weights")
+        with explained(f"{name} cannot be built"):
+            return _segmenter(MODELS[parsed.source](), chosen, parsed.source)
     if parsed.source not in SOURCES:
         examples = ", ".join([*sorted(MODELS), *(source.example for source in SOURCES.values())])
         raise SegproxError(f"there is no model {name!r}; names look like: {examples}")
     if not parsed.identifier:
         raise SegproxError(f"{parsed.source}: which one? A full name is, for example: {SOURCES[parsed.source].example}")
-    made = SOURCES[parsed.source].build(parsed.identifier, chosen)
+    with explained(f"{name} cannot be built"):
+        made = SOURCES[parsed.source].build(parsed.identifier, chosen)
     if isinstance(made, Network) and parsed.source != "python":
         made.module.eval()  # libraries build networks in train mode; a user's own may say something by it
-    return _segmenter(made, chosen)
+    return _segmenter(made, chosen, name)
 
 
-def _segmenter(made: Segmenter | Network | nn.Module, chosen: ModelOptions) -> Segmenter:
+def _segmenter(made: Segmenter | Network | nn.Module, chosen: ModelOptions, name: str) -> Segmenter:
     """What a source hands over as a Segmenter, fed as the options say."""
     if isinstance(made, Segmenter):
+        chosen.refuse(*PREPROCESSING, by=f"{name} is a Segmenter, which has its own preprocessing")
+        if chosen.channels_last:
+            made.use_channels_last()
         return made
     network = made if isinstance(made, Network) else Network(made)
     preprocessing = {**network.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, told
+from segprox.text import is_file
 
 # Where training frameworks put the weights in what they save.
 WEIGHTS_UNDER = ("state_dict", "model_state_dict", "model_state", "model")
@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     A pickle that names anything else than torch's own classes, `NUMPY_METADATA` and `STAND_INS` is refused.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise SegproxError(f"there is no checkpoint {path}")
     try:
         if path.suffix == ".safetensors":
@@ -68,8 +68,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 "load it with torch.load(..., weights_only=False) and save its state_dict with safetensors"
             ) from None
         raise SegproxError(f"{path} is neither a safetensors file nor what torch.save writes") from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise SegproxError(f"{path} is not a checkpoint that can be read: {_first_line(error)}") from None
+    except Exception as error:  # what torch's reader raises depends on the bytes it meets
+        raise SegproxError(f"{path} is not a checkpoint that can be read: {told(error)}") from None
     return _unwrap(content, path)
 
 
@@ -121,14 +121,14 @@ def _unwrap(content: Any, path: Path) -> Checkpoint:
             f"{path} holds no weights: a state_dict is expected, by itself or under {', '.join(WEIGHTS_UNDER)}"
         )
     weights = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    for key, value in weights.items():
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+            kind = "without values" if value.is_meta else f"{value.dtype} with layout {value.layout}"
+            raise SegproxError(f"{path}: the weight {key} must be a plain tensor of real numbers but is {kind}")
     for prefix in PREFIXES:
         if all(key.startswith(prefix) for key in weights):
             weights = {key.removeprefix(prefix): value for key, value in weights.items()}
     return Checkpoint(weights, meta if isinstance(meta, Mapping) else {})
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 def _named_in(error: Exception) -> str:

@@ -8,10 +8,15 @@ import torch
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from segprox.data.base import MOST_CLASSES
 from segprox.errors import SegproxError
 from segprox.models.segmenter import OutputKind
+from segprox.text import from_home
 
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
+# How images are fed and logits are read: keyword arguments of `Segmenter`.
+PREPROCESSING = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "binary", "output")
+MOST_SIDE = 1 << 16  # no picture is wider
 
 
 def _numbers(value: Any) -> Any:
@@ -30,7 +35,8 @@ def _height_width(value: Any) -> Any:
 
 
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
-HeightWidth = Annotated[tuple[int, int], BeforeValidator(_height_width)]
+Side = Annotated[int, Field(ge=1, le=MOST_SIDE)]
+HeightWidth = Annotated[tuple[Side, Side], BeforeValidator(_height_width)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -43,7 +49,7 @@ class ModelOptions:
         Field(description="file of weights, or `random` for untrained ones"),
         BeforeValidator(_path_text),
     ] = None
-    num_classes: Annotated[int | None, Field(ge=1, description="number of classes")] = None
+    num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES, description="number of classes")] = None
     device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
     precision: Annotated[
         Precision, Field(description="precision of the network; successes are verified in float32 whatever it is")
@@ -58,7 +64,7 @@ class ModelOptions:
         ),
     ] = False
     fold: Annotated[bool, Field(description="multiply batch norms into the convolutions before them")] = False
-    multiple: Annotated[int | None, Field(ge=1, description="pad images to multiples of this")] = None
+    multiple: Annotated[int | None, Field(ge=1, le=MOST_SIDE, description="pad images to multiples of this")] = None
     resize: Annotated[HeightWidth | None, Field(description="the only size the network takes, as 512x1024")] = None
     mean: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None
     std: Annotated[Numbers | None, Field(description="normalisation, per channel")] = None
@@ -75,12 +81,22 @@ class ModelOptions:
     @property
     def checkpoint_file(self) -> Path | None:
         """The file of weights that was asked for."""
-        return None if self.checkpoint is None or self.random else Path(self.checkpoint).expanduser()
+        return None if self.checkpoint is None or self.random else from_home(self.checkpoint)
 
     def preprocessing(self) -> dict[str, Any]:
         """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""
-        names = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "binary", "output")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in PREPROCESSING if getattr(self, name) is not None}
+
+    def refuse(self, *names: str, by: str) -> None:
+        """Refuse options that cannot be applied: ignoring them would give figures of another model than was meant.
+
+        Args:
+            names: the options.
+            by: who cannot apply them, and why, as the beginning of a sentence.
+        """
+        given = [name for name in names if getattr(self, name) is not None]
+        if given:
+            raise SegproxError(f"{by}, so leave out {', '.join(given)}")
 
     def torch_device(self) -> torch.device:
         """The device, `auto` resolved."""
@@ -92,5 +108,7 @@ class ModelOptions:
         """Refuse a device that cannot be used."""
         try:
             torch.empty(0, device=self.torch_device())
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, ImportError) as error:
             raise SegproxError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        if self.torch_device().type == "meta":
+            raise SegproxError("device 'meta' cannot be used: it computes nothing")

@@ -1,5 +1,6 @@
 """The one thing attacks see of a model: images in [0, 1] in, logits at the images' size out."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
@@ -64,8 +65,8 @@ class Segmenter(nn.Module):
         class_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        if any(value <= 0 for value in std):
-            raise SegproxError(f"std must be positive but is {list(std)}")
+        if not all(0 < value < math.inf for value in std) or not all(map(math.isfinite, mean)):
+            raise SegproxError(f"std must be positive and mean finite but they are {list(std)} and {list(mean)}")
         if multiple < 1 or (multiple > 1 and resize is not None):
             raise SegproxError(f"multiple must be at least 1, and 1 beside resize, but is {multiple}")
         if output not in get_args(OutputKind):
@@ -78,12 +79,12 @@ class Segmenter(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=dtype, device=like.device).view(-1, 1, 1), False)
         self.bgr, self.scale_255, self.binary, self.output = bgr, scale_255, binary, output
         self.channels = None if channels is None else list(channels)
-        self.multiple, self.resize, self.channels_last = multiple, resize, channels_last
+        self.multiple, self.resize, self.channels_last = multiple, resize, False
         self.class_names = tuple(class_names)
         self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
         self.operations: AbstractContextManager[Any] = nullcontext()  # within which the network runs: see `lean`
         if channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's hints
+            self.use_channels_last()
         self._plain = not bgr and not scale_255 and tuple(mean) == (0.0,) and tuple(std) == (1.0,)
         self.found_training = [name for name, module in model.named_modules() if module.training]  # for `check`
         self.requires_grad_(False)
@@ -92,6 +93,11 @@ class Segmenter(nn.Module):
     def train(self, mode: bool = True) -> "Segmenter":
         """Stay in eval mode, whatever is asked: a robustness figure of a network in train mode is meaningless."""
         return super().train(False)
+
+    def use_channels_last(self) -> None:
+        """Keep weights and images in that memory format from now on."""
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's hints
+        self.channels_last = True
 
     @property
     def device(self) -> torch.device:

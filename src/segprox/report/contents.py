@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from segprox.attacks.base import Family
 from segprox.counts import Counts
 from segprox.data import UNTARGETED
-from segprox.report.findings import until_statements
+from segprox.report.findings import same_images, until_statements
 from segprox.report.groups import Group, by_norm
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
@@ -52,13 +53,21 @@ def _tables(unit: Unit, groups: Sequence[Group], critical: Sequence[str]) -> lis
     )  # fmt: skip
     known, sizes, within = (_summaries(some) for some in (groups, minimal, fixed))
     free, aimed = ({g.names: sizes[g.names] for g in minimal if g.targeted == targeted} for targeted in (False, True))
+    apart = _apart(minimal)
     tables = [
-        _norms(unit, free, "untargeted"), _norms(unit, aimed, "targeted"), _summary(unit, sizes, minimal),
-        _fixed(unit, fixed, within), _accuracy(known), _classes(groups, critical), _rounded(unit, sizes),
-        _complexity(known), _optimality(minimal), _mean_optimality(minimal), _head_to_head(minimal),
-        _against_best(unit, minimal), _runs(groups),
+        _norms(unit, free, "untargeted", apart), _norms(unit, aimed, "targeted", apart),
+        replace(_summary(unit, sizes, minimal), apart=apart), replace(_fixed(unit, fixed, within), apart=_apart(fixed)),
+        replace(_accuracy(known), apart=_apart(groups)), _classes(groups, critical),
+        replace(_rounded(unit, sizes), apart=apart), replace(_complexity(known), apart=_apart(groups)),
+        _optimality(minimal), _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal),
+        _runs(groups),
     ]  # fmt: skip
     return [named(table, unit) for table in tables if table.rows]
+
+
+def _apart(groups: Sequence[Group]) -> frozenset[tuple[Value, ...]]:
+    """Groups whose attacks saw different images: none of them is better than another by its numbers."""
+    return frozenset(group.names for group in groups if not same_images(group.runs.values()))
 
 
 def _summaries(groups: Sequence[Group]) -> Summaries:
@@ -95,13 +104,14 @@ def _not_broken(unit: Unit) -> str:
     return f"Norms are {unit.name}; an image that was not broken counts as {unit.unbroken_text}."
 
 
-def _norms(unit: Unit, chosen: Summaries, name: str) -> Table:
+def _norms(unit: Unit, chosen: Summaries, name: str, apart: frozenset[tuple[Value, ...]]) -> Table:
     """The table of the paper: attacks by models and datasets."""
     attacks = list(dict.fromkeys(label for runs in chosen.values() for label in runs))
     columns, cells = [Column("attack")], [list[Value]([attack]) for attack in attacks]
     for names, runs in chosen.items():
         over = ", ".join(names[: 2 if names[2] == UNTARGETED else 3])
-        columns += [Column("median", ".2f", "min", over), Column("mean", ".2f", "min", over)]
+        best: Literal["min"] | None = None if names in apart else "min"
+        columns += [Column("median", ".2f", best, over), Column("mean", ".2f", best, over)]
         columns.append(Column("broken", "", over=over))
         for attack, line in zip(attacks, cells):
             line += _norm_cells(unit, runs.get(attack))

@@ -206,8 +206,8 @@ class _Rate(ProgressColumn):
 def progress_bar(console: Console, unit: str = "steps") -> Progress:
     """A bar with rate and time to go."""
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(unit), TimeElapsedColumn(),
-        TextColumn("ETA"), TimeRemainingColumn(), console=console,
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Rate(unit),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
     )  # fmt: skip
 
 

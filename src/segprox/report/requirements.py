@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
@@ -20,6 +19,7 @@ from segprox.report.results import RunResults
 from segprox.report.statistics import RESAMPLES
 from segprox.report.tables import Column, Table
 from segprox.sizes import Interval
+from segprox.text import read_text, read_yaml
 
 Outcome = Literal["pass", "fail", "too few images"]
 NORMAL = 1.959964  # the 97.5 % point of the normal distribution
@@ -104,13 +104,7 @@ def _read(entry: Any, source: str) -> Requirement:
 
 def load_requirements(path: Path) -> list[Requirement]:
     """Requirements from a YAML file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SegproxError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SegproxError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    return read_requirements(content, str(path))
+    return read_requirements(read_yaml(read_text(path), str(path)), str(path))
 
 
 def judge_all(requirements: Sequence[Requirement], groups: Sequence[Group]) -> list[Judged]:

@@ -67,6 +67,7 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...] = ()
     keys: int = 0  # rows that agree in so many leading columns are a group
+    apart: frozenset[tuple[Value, ...]] = frozenset()  # groups of which no row is best: they are about other images
 
     def groups(self) -> Iterator[tuple[tuple[Value, ...], list[int]]]:
         """Groups of rows: what they agree in, and which they are."""
@@ -76,11 +77,11 @@ class Table:
     def bold(self) -> set[tuple[int, int]]:
         """Row and column of what is best; numbers that look the same are equally good."""
         found = set()
-        for _, numbers in self.groups():
+        for key, numbers in self.groups():
             for place, column in enumerate(self.columns):
                 values = {row: self.rows[row][place] for row in numbers}
                 known = {row: v for row, v in values.items() if isinstance(v, int | float) and isfinite(v)}
-                if not column.best or len(known) < 2:
+                if not column.best or len(known) < 2 or key in self.apart:
                     continue
                 best = (min if column.best == "min" else max)(known.values())
                 found |= {(row, place) for row, v in known.items() if column.text(v) == column.text(best)}
@@ -107,7 +108,7 @@ def _block(
         numeric = table.columns[place].form is not None
         screen.add_column(Text(table.columns[place].heading), justify="right" if numeric else "left", no_wrap=numeric)
     for row in numbers:
-        cells = [(place, table.columns[place].text(table.rows[row][place])) for place in places]
+        cells = [(place, _plain(table.columns[place].text(table.rows[row][place]))) for place in places]
         screen.add_row(*(Text(text, style="bold" if (row, place) in bold else "") for place, text in cells))
     return screen
 
@@ -195,7 +196,7 @@ def _join(*parts: Value) -> str:
 
 def _plain(text: str) -> str:
     """On one line, without control characters."""
-    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
 
 
 def _replaced(text: str, table: dict[str, str]) -> str:

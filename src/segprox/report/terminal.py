@@ -39,7 +39,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     table.add_column("success", footer=f"{broken}/{len(records)}", justify="right")
     for i, record in enumerate(records):
         cells = [_format(name, values[i]) for name, values in columns.items()]
-        table.add_row(record.image, *cells, "yes" if record.found.success else "[red]no[/red]")
+        table.add_row(record.image, *cells, "yes" if record.found.success else Text("no", style="red"))
     return table
 
 

@@ -270,7 +270,7 @@ class Estimate(NamedTuple):
     seconds: float | None  # None if there is nothing to time
 
 
-def estimate(status: Status, timed: Mapping[str, tuple[float, float]], retry_errors: bool = False) -> Estimate:
+def estimate(status: Status, timed: Mapping[str, tuple[float, float] | None], retry_errors: bool = False) -> Estimate:
     """The most that is left of a run, by its model's seconds of a forward and of a backward."""
     images = status.left + (status.errors if retry_errors else 0)
     cost, limit = status.run.attack.make().cost(), status.run.settings.max_queries

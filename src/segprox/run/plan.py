@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from segprox.models import model_options
 from segprox.naming import Name, read_share
 from segprox.run.execution import HOW
 from segprox.run.record import digest
+from segprox.text import read_text, read_yaml
 
 FIELDS = ConfigDict(extra="forbid")
 SaveFormat = Literal["float", "png", "preview"]
@@ -160,20 +160,12 @@ class Spec:
     @classmethod
     def read(cls, path: Path) -> "Spec":
         """From a file."""
-        try:
-            return cls.read_text(path.read_text(encoding="utf-8"), str(path))
-        except OSError as error:
-            raise SegproxError(f"cannot read {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise SegproxError(f"cannot read {path}: it is not text in UTF-8") from None
+        return cls.read_text(read_text(path), str(path))
 
     @classmethod
     def read_text(cls, text: str, name: str = "the spec") -> "Spec":
         """From YAML; everything that does not fit is named at once."""
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise SegproxError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+        content = read_yaml(text, name)
         try:
             return TypeAdapter(cls).validate_python(content)
         except ValidationError as error:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -14,28 +14,29 @@ from segprox.sizes import unbroken_size
 from segprox.trace import Trace
 
 FIELDS = ConfigDict(extra="forbid")
+Share = Annotated[float, Field(ge=0, le=1)]
 TIMES = ("seconds",)  # what may differ between two runs of the same thing
 
 
 class ClassCounts(NamedTuple):
     """Pixels of each class, `[K]`: see `segprox.counts`."""
 
-    tp: list[int]
-    fp: list[int]
-    fn: list[int]
+    tp: list[NonNegativeInt]
+    fp: list[NonNegativeInt]
+    fn: list[NonNegativeInt]
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class Score:
     """What a perturbed image is worth, as it is (`float`), in 8 bits, or in a file that was read again."""
 
-    linf: float
-    l2: float
-    l1: float
-    apsr: float
+    linf: NonNegativeFloat
+    l2: NonNegativeFloat
+    l1: NonNegativeFloat
+    apsr: Share
     success: bool
-    attacked: float | None = None  # the share of attacked pixels that are as wanted, where others are protected
-    protected: float | None = None  # the share of protected pixels that are right
+    attacked: Share | None = None  # the share of attacked pixels that are as wanted, where others are protected
+    protected: Share | None = None  # the share of protected pixels that are right
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -55,24 +56,24 @@ class Record:
     image: str  # its name
     image_hash: str
     model_hash: str | None = None  # of the network's weights and of how it is fed; unknown in older records
-    height: int
-    width: int
+    height: PositiveInt
+    width: PositiveInt
     labels: Literal["true", "model"]  # whether the labels are the model's own clean prediction
-    counted: int  # pixels
-    clean_apsr: float  # the share of counted pixels that are as the attack wants them before it
+    counted: NonNegativeInt  # pixels
+    clean_apsr: Share  # the share of counted pixels that are as the attack wants them before it
     clean_accuracy: float  # with respect to the labels
     accuracy: float  # after the attack
-    norm: float  # in the attack's norm
+    norm: NonNegativeFloat  # in the attack's norm
     trace: Trace | None = None  # norms that fewer queries would have given; unknown in older records
     found: Score  # the perturbed image
     rounded: Score  # the same in 8 bits
-    forwards: int
-    backwards: int
+    forwards: NonNegativeInt
+    backwards: NonNegativeInt
     clean_counts: ClassCounts
     counts: ClassCounts
     saved: dict[str, Saved]  # by format: float, png
     preview: str | None = None  # file of small pictures: see `segprox.run.preview`
-    seconds: float
+    seconds: NonNegativeFloat
     status: Literal["done"] = "done"
 
     def size(self, norm: str) -> float:
@@ -95,7 +96,7 @@ class ImageError:
     status: Literal["error"] = "error"
 
 
-_LINES: TypeAdapter[Record | ImageError] = TypeAdapter(Record | ImageError)
+_LINES: TypeAdapter[Record | ImageError] = TypeAdapter(Annotated[Record | ImageError, Field(discriminator="status")])
 
 
 def to_line(record: Record | ImageError) -> str:

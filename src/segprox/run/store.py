@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 import segprox
 from segprox.errors import SegproxError
@@ -18,6 +19,25 @@ from segprox.run.record import ImageError, Record, from_line, to_line
 
 FORMAT = 2  # of the folder; a change that older readers misunderstand raises it
 HEADER, RECORDS, LOCK, OWNER = "run.json", "records.jsonl", "lock", "lock.owner"
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="ignore"))
+class Header:
+    """What `run.json` must say where it says it; later versions may say more."""
+
+    run: Run
+    started: str | None = None
+    classes: tuple[str, ...] | None = None
+    palette: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] | None = None
+    images: NonNegativeInt = 0
+    norm: str | None = None
+    family: str | None = None
+    attack: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.family == "fixed-epsilon" and not isinstance((self.attack or {}).get("epsilon"), int | float):
+            raise ValueError("a fixed-epsilon attack needs its epsilon")
 
 
 class Store:
@@ -40,7 +60,7 @@ class Store:
             content: dict[str, Any] = json.loads((self.folder / HEADER).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise SegproxError(f"{self.folder} is not the folder of a run: it has no {HEADER}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise SegproxError(f"{self.folder / HEADER} is damaged: it is not JSON") from None
         if not isinstance(content, dict):
             raise SegproxError(f"{self.folder / HEADER} is damaged: it does not describe a run")
@@ -50,29 +70,42 @@ class Store:
                 f"but this is {segprox.__version__}, which knows format {FORMAT} only; write to another folder, "
                 "or read this one with the version that wrote it"
             )
+        try:
+            TypeAdapter(Header).validate_python(content)
+        except ValidationError as error:
+            raise SegproxError(
+                f"{self.folder / HEADER} is damaged: it does not describe a run ({_first(error)})"
+            ) from None
         return content
 
     @property
     def run(self) -> Run:
         """What was run."""
-        try:
-            return TypeAdapter(Run).validate_python(self.header["run"])
-        except (KeyError, ValidationError):
-            raise SegproxError(f"{self.folder / HEADER} is damaged: it does not describe a run") from None
+        return TypeAdapter(Run).validate_python(self.header["run"])
 
     def records(self) -> Iterator[Record | ImageError]:
         """The lines, oldest first. A torn last line, left by a crash, does not count."""
         path = self.folder / RECORDS
         if not path.exists():
             return
+        classes: set[int] = set()  # how many there are
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield from_line(line)
-                except ValueError:
-                    raise SegproxError(f"line {number} of {path} is damaged; remove it to have it done again") from None
+                    record = from_line(line)
+                except (ValueError, RecursionError) as error:
+                    raise SegproxError(f"line {number} of {path} {_unreadable(error)}") from None
+                if isinstance(record, Record):
+                    found = {len(part) for counts in (record.clean_counts, record.counts) for part in counts}
+                    classes = classes or found
+                    if found != classes or len(found) > 1:
+                        raise SegproxError(
+                            f"line {number} of {path} is damaged: it does not count the pixels of as many classes as "
+                            "the other lines do"
+                        )
+                yield record
 
     def latest(self) -> dict[str, Record | ImageError]:
         """The last line of each image, by its name: what counts."""
@@ -165,6 +198,24 @@ def stores(folder: Path) -> list[Store]:
     if not found:
         raise SegproxError(f"there are no runs in {folder}; segprox evaluate and segprox run write some")
     return found
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+
+
+def _unreadable(error: Exception) -> str:
+    """Why a line cannot be read; one of a later version is none to be thrown away."""
+    if not isinstance(error, ValidationError):
+        return "is damaged: it is not JSON; without it, its image is attacked again"
+    unknown = [found["loc"][-1] for found in error.errors() if found["type"] == "unexpected_keyword_argument"]
+    if len(unknown) == error.error_count():
+        return (
+            f"has a field {unknown[0]!r}, which segprox {segprox.__version__} does not know; keep it, and read the "
+            "folder with the version that wrote it"
+        )
+    return f"is damaged ({_first(error)}); without it, its image is attacked again"
 
 
 def _plain(run: Run) -> Any:

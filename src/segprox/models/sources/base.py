@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, told
 from segprox.models.checkpoint import Checkpoint, load_weights, read_checkpoint
 from segprox.models.options import ModelOptions
 
@@ -28,14 +28,13 @@ class Network:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn what a library raises about a user's choice into one sentence."""
+    """Turn what a library or a user's own code raises into one sentence."""
     try:
         yield
     except SegproxError:
         raise
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        text = str(error).strip() or type(error).__name__
-        raise SegproxError(f"{what}: {text.splitlines()[0]}") from None
+    except (Exception, SystemExit) as error:  # whatever a library or a file of the user may do
+        raise SegproxError(f"{what}: {told(error)}") from error
 
 
 def load_checkpoint(module: nn.Module, options: ModelOptions, what: str, *, optional: Sequence[str] = ()) -> Checkpoint:

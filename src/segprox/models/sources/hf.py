@@ -1,5 +1,6 @@
 """Hugging Face transformers: `hf:nvidia/segformer-b0-finetuned-ade-512-512`, or a folder `save_pretrained` wrote."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
 from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
 from segprox.optional import require
+from segprox.text import is_folder
 
+HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 FIXED_SIZE = ("beit", "data2vec-vision", "dpt")  # they take images of one size only
 RESIZED_MASKS = {"mask2former": (384, 384)}  # to which their post-processing brings masks before it combines them
 
@@ -47,7 +50,11 @@ def build(identifier: str, options: ModelOptions) -> Network:
     """A model by its id on the hub or its folder."""
     transformers = require("transformers", "hf")
     what = f"hf:{identifier}"
-    with explained(f"{what} cannot be loaded"):
+    options.refuse("num_classes", by=f"the configuration of {what} says how many classes there are")
+    there = is_folder(identifier)
+    if not there and not HUB_ID.fullmatch(identifier):
+        raise SegproxError(f"{what}: there is no such folder, and an id on the hub looks like NAME or OWNER/NAME")
+    with explained(f"{what} {'' if there else 'is no folder here, and '}cannot be loaded"):
         config = transformers.AutoConfig.from_pretrained(identifier)
         module = _load(transformers, identifier, config, options)
     if options.checkpoint is not None:

@@ -86,6 +86,7 @@ class WholeImage(nn.Module):
 
 def build(identifier: str, options: ModelOptions) -> Network:
     """A model of the paper by its short name, or any other by its configuration's name or file."""
+    options.refuse("num_classes", by=f"the configuration of mmseg:{identifier} says how many classes there are")
     preset = PRESETS.get(identifier)
     if preset is not None and options.checkpoint is None:
         options = dataclasses.replace(options, checkpoint=str(published(preset.checkpoint, preset.url)))

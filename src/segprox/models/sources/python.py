@@ -11,7 +11,7 @@ from torch import nn
 from segprox.errors import SegproxError
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter
-from segprox.models.sources.base import Network, load_checkpoint
+from segprox.models.sources.base import Network, explained, load_checkpoint
 
 
 def build(identifier: str, options: ModelOptions) -> Network | Segmenter:
@@ -19,10 +19,14 @@ def build(identifier: str, options: ModelOptions) -> Network | Segmenter:
     place, colon, name = identifier.rpartition(":")
     if not colon or not place:
         raise SegproxError(f"python:{identifier} should be python:package.module:factory")
+    options.refuse("num_classes", by=f"python:{identifier} is called without arguments")
+    if options.random:
+        raise SegproxError(f"python:{identifier} makes its own weights: checkpoint=random cannot be applied")
     factory = getattr(_module(place), name, None)
     if not callable(factory):
         raise SegproxError(f"{place} has no function {name!r} that could make a model")
-    made = factory()
+    with explained(f"{name} of {place} cannot make a model"):
+        made = factory()
     if not isinstance(made, nn.Module):
         raise SegproxError(f"{name} of {place} should return a torch.nn.Module but returned {type(made).__name__}")
     if options.checkpoint is not None:
@@ -35,10 +39,8 @@ def _module(place: str) -> ModuleType:
         return _module_of_file(Path(place))
     if str(Path.cwd()) not in sys.path:  # a module beside the user, as `python -m` would find it
         sys.path.insert(0, str(Path.cwd()))
-    try:
+    with explained(f"{place} cannot be imported"):
         return importlib.import_module(place)
-    except ImportError as error:
-        raise SegproxError(f"{place} cannot be imported: {error}") from None
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -48,5 +50,6 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with explained(f"{path} cannot be imported"):
+        spec.loader.exec_module(module)
     return module

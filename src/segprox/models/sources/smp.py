@@ -19,6 +19,7 @@ def build(identifier: str, options: ModelOptions) -> Network:
     smp = require("segmentation_models_pytorch", "smp")
     what = f"smp:{identifier}"
     if (Path(identifier) / "config.json").is_file():
+        options.refuse("checkpoint", "num_classes", by=f"{what} has its own weights")
         with explained(f"{what} cannot be loaded"):
             module = smp.from_pretrained(identifier)
         encoder = ""

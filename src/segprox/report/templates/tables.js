@@ -2,12 +2,13 @@
 function sortValue(row, column) {
   const cell = row.cells[column];
   if (!("value" in cell.dataset)) return cell.textContent;
-  return cell.dataset.value === "" ? null : Number(cell.dataset.value);
+  const value = Number(cell.dataset.value.replace("inf", "Infinity"));
+  return cell.dataset.value === "" || Number.isNaN(value) ? null : value;
 }
 
 function compareValues(first, second, sign) {
   if (first === null || second === null) return (first === null) - (second === null);
-  if (typeof first === "number") return sign * (first - second);
+  if (typeof first === "number") return sign * ((first > second) - (first < second));  // infinite ones may be equal
   return sign * first.localeCompare(second, undefined, { numeric: true });
 }
 
