@@ -27,7 +27,7 @@ def report(
     from segprox.report.published import against as beside
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
-    from segprox.report.write import write_figures, write_tables
+    from segprox.report.write import write_figures, write_tables, written_aside
 
     results = load_runs(folders)
     if not any(result.records or result.errors for result in results):
@@ -36,17 +36,17 @@ def report(
     published = [] if against is None else beside(results, against)
     tables = [*report_tables(groups), *published]
     check_writable(out_dir)
-    with writing_to(out_dir):
-        write_tables(tables, out_dir / "tables")
-        write_figures(draw_figures(groups), out_dir / "figures")
-        page = write_page(results, out_dir / "index.html")
+    with writing_to(out_dir), written_aside(out_dir) as aside:
+        write_tables(tables, aside / "tables")
+        write_figures(draw_figures(groups), aside / "figures")
+        page = write_page(results, aside / "index.html")
     for table in tables:
         if table.name.startswith("norms-") or table in published:
             out.print(to_screen(table))
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
     )
-    out.print(f"Open {page.path.as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
+    out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
 
 
 @app.command()
@@ -62,7 +62,7 @@ def compare(
     from segprox.report.compare import compare_tables, match_runs
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
-    from segprox.report.write import write_tables
+    from segprox.report.write import write_tables, written_aside
 
     if len(folders) < 2:
         raise SegproxError("compare needs two runs or more, but got one folder")
@@ -71,8 +71,8 @@ def compare(
     out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)
-        with writing_to(out_dir):
-            write_tables(tables, out_dir)
+        with writing_to(out_dir), written_aside(out_dir) as aside:
+            write_tables(tables, aside)
 
 
 @app.command()

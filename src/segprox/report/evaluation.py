@@ -285,12 +285,13 @@ class Results(Sequence[RunResults]):
         """Write tables, figures and the page; returns the page."""
         from segprox.report.figures import draw_figures
         from segprox.report.page import write_page
-        from segprox.report.write import write_figures, write_tables
+        from segprox.report.write import write_figures, write_tables, written_aside
 
         folder, groups = Path(folder), group_runs(self.runs)
-        write_tables(report_tables(groups), folder / "tables")
-        write_figures(draw_figures(groups), folder / "figures")
-        return write_page(self.runs, folder / "index.html").path
+        with written_aside(folder) as aside:
+            write_tables(report_tables(groups), aside / "tables")
+            write_figures(draw_figures(groups), aside / "figures")
+            return folder / write_page(self.runs, aside / "index.html").path.name
 
     def _group(self) -> Group:
         groups = group_runs(self.runs)
