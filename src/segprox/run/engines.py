@@ -224,7 +224,7 @@ class Ray:
     threads: int | None = 1
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Result]]]:
-        """Whoever is free does the next task. Actors that die, or whose nodes do, are replaced, their tasks done again."""
+        """Whoever is free does the next task. Actors that die, or whose nodes do, are replaced, their tasks redone."""
         ray: Any = require("ray", "ray")
         queue = _Queue(tasks, self.count)
         with ExitStack() as undo:
