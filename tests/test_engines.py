@@ -38,7 +38,7 @@ class Net(torch.nn.Module):
         if code == 30 or (code == 40 and not (here / "died").exists()):
             (here / "died").touch()
             os._exit(1)
-        return torch.cat([x, 1 - x], 1) * 5
+        return torch.cat([x, 1 - x, x / 2], 1) * 5
 """
 
 FRAGILE = """
@@ -159,7 +159,7 @@ def test_an_image_is_not_to_blame_for_workers_that_die_before_they_begin(tmp_pat
     found = outcomes(Processes(2)([Task(run, (0,))]))
     assert [type(record) for record in found.values()] == [Record]
     (tmp_path / "deaths").write_text("x" * 99)
-    with pytest.raises(SegproxError, match=f"3 workers died one after the other while they loaded {run.model}"):
+    with pytest.raises(SegproxError, match=f"3 workers died one after the other, the last while it loaded {run.model}"):
         list(Processes(1)([Task(run, (0,))]))
     assert len((tmp_path / "deaths").read_text()) == 96
 
@@ -188,7 +188,7 @@ def test_a_ray_cluster_gives_the_same_and_replaces_actors_that_die(expected, dan
     run = dangerous(40, 10)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
-        # three actors on two processors: the third has to wait until another one is done for good
+        # three actors on two processors: nothing waits for the third
         found = outcomes(Ray(3)([Task(run, (0, 1)), *demo_tasks()]))
         risky = {key: found.pop(key) for key in [("fmn", "0-40"), ("fmn", "1-10")]}
         assert_all_same(found, expected)
@@ -269,7 +269,7 @@ def test_actors_find_what_this_process_finds(cluster, dangerous, tmp_path, monke
     for run in runs:
         of_run = [done for done in dones if done[0].run == run]
         assert_all_same(outcomes(of_run), outcomes(Local()([Task(run, (0, 1))])))
-        assert len(outcomes(of_run)) == 2
+        assert [type(record) for record in outcomes(of_run).values()] == [Record, Record]
 
     # A node that does not have this folder has the code all the same, but not the data, and says so.
     monkeypatch.setattr(Path, "cwd", lambda: Path("/not/on/that/node"))

@@ -30,7 +30,7 @@ from segprox.run.worker import ATTEMPTS, WORKER_DIED, Result, Task, Worker, imag
 
 Engine = Callable[[Sequence[Task]], Iterator[tuple[Task, list[Result]]]]  # tasks in any order, each with its results
 LOOK_AFTER = 5.0  # seconds without news, after which the nodes of a cluster are looked at
-TRANSFER = 60.0  # seconds that results may take from another node
+TRANSFER = 30.0  # seconds that results may take from another node
 NO_ROOM = 300.0  # seconds in which a cluster may get a node with room for a worker
 
 
@@ -71,7 +71,7 @@ class Processes:
                     task, attempt = process.holds()
                     answer = process.take()
                     if isinstance(answer, list):
-                        yield task, answer
+                        yield task, queue.done(answer)
                     elif isinstance(answer, Exception):
                         raise answer
                     elif not process.busy:
@@ -188,24 +188,30 @@ class _Queue:
     def take(self) -> tuple[Task, int]:
         return self.waiting.popleft()
 
+    def done(self, results: list[Result]) -> list[Result]:
+        """Results that a worker returned, so that workers are known to begin."""
+        self.early_deaths = 0
+        return results
+
     def worker_died(self, task: Task, attempt: int, begun: bool) -> Iterator[tuple[Task, list[Result]]]:
         """Put back what a worker had that died: one by one, as its images may not all be to blame.
 
-        Images whose workers died again and again are given out, with that as their error. A worker that died before it
-        had begun with them does not count, but where all do, the run is impossible.
+        Images whose workers died again and again are given out, with that as their error; a worker that died before it
+        had begun with them does not count.
         """
-        self.early_deaths = 0 if begun else self.early_deaths + 1
-        if self.early_deaths >= ATTEMPTS * self.workers:
-            raise SegproxError(
-                f"{self.early_deaths} workers died one after the other while they loaded {task.run.model}; the system "
-                "may have run out of memory: use fewer workers"
-            )
         if not begun:
+            self.early_death(f"loaded {task.run.model}; the system may have run out of memory: use fewer workers")
             self.waiting.appendleft((task, attempt))
         elif attempt < ATTEMPTS:
             self.waiting.extendleft((task._replace(indices=(index,)), attempt + 1) for index in reversed(task.indices))
         else:
             yield task, died(task)
+
+    def early_death(self, while_it: str) -> None:
+        """Count workers that died before they had begun; if none ever begins, the run is impossible."""
+        self.early_deaths += 1
+        if self.early_deaths >= ATTEMPTS * self.workers:
+            raise SegproxError(f"{self.early_deaths} workers died one after the other, the last while it {while_it}")
 
 
 def died(task: Task) -> list[Result]:
@@ -232,28 +238,39 @@ class Ray:
                 self._connect(ray, undo.enter_context(_shipped_code(tasks)))
                 undo.callback(ray.shutdown)
             make, nodes = self._maker(ray), _Nodes(ray, self.gpus)
-            free = [make() for _ in range(min(self.count, len(tasks)))]
+            starting = dict(make() for _ in range(min(self.count, len(tasks))))  # which may wait for a place for long
+            free: list[_Placed] = []
             under_way: dict[Any, _Given] = {}
-            undo.callback(
-                lambda: [ray.kill(actor) for actor in (*free, *(given.actor for given in under_way.values()))]
-            )
+
+            @undo.callback
+            def end() -> None:
+                placed = [*free, *(given.placed for given in under_way.values())]
+                for actor in (*starting.values(), *(actor for actor, _ in placed)):
+                    ray.kill(actor)
+
             while queue or under_way:
                 while queue and free:
                     given = _Given.give(free.pop(), *queue.take())
-                    under_way[given.actor.work.remote(given.task)] = given
-                for answer in nodes.answers(under_way):
-                    actor, task, attempt, begun = under_way.pop(answer)
-                    results = _results(ray, answer)
-                    if results is None:
-                        ray.kill(actor)
-                        free.append(make())
-                        yield from queue.worker_died(task, attempt, nodes.of(begun) is not None)
+                    under_way[given.placed.actor.work.remote(given.task)] = given
+                for answer in nodes.answers(starting, under_way):
+                    returned, death = _get(ray, answer)
+                    if death:
+                        starting.update([make()])
+                    if answer in starting:
+                        actor = starting.pop(answer)
+                        if death:
+                            queue.early_death(f"started: {death}")
+                        else:
+                            free.append(_Placed(actor, returned))
                         continue
-                    if queue:
-                        free.append(actor)
+                    given = under_way.pop(answer)
+                    if death:
+                        ray.kill(given.placed.actor)
+                        begun = _get(ray, given.begun, timeout=0)[1] is None
+                        yield from queue.worker_died(given.task, given.attempt, begun)
                     else:
-                        ray.kill(actor)  # to make room for one that has a task but no place yet
-                    yield task, results
+                        free.append(given.placed)
+                        yield given.task, queue.done(returned)
 
     def _connect(self, ray: Any, runtime_env: Mapping[str, str]) -> None:
         try:
@@ -264,13 +281,19 @@ class Ray:
         except ConnectionError as error:
             raise SegproxError(f"there is no Ray cluster at {self.address!r}: {str(error).splitlines()[0]}") from None
 
-    def _maker(self, ray: Any) -> Callable[[], Any]:
-        """What makes actors, which look for modules and plugins where this process does."""
+    def _maker(self, ray: Any) -> Callable[[], tuple[Any, Any]]:
+        """What makes references to nodes, with the actors on them, which look for modules where this process does."""
         own = [str(folder) for folder in map(Path.absolute, map(Path, sys.path)) if not is_installed(folder)]
         variables = {"PYTHONPATH": os.pathsep.join([*own, "${PYTHONPATH}"]), VARIABLE: os.environ.get(VARIABLE, "")}
         remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_restarts=0, runtime_env={"env_vars": variables})
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return partial(remote(_Actor).remote, self.threads, deterministic, str(Path.cwd()))
+        new = partial(remote(_Actor).remote, self.threads, deterministic, str(Path.cwd()))
+
+        def make() -> tuple[Any, Any]:
+            actor = new()
+            return actor.node.remote(), actor
+
+        return make
 
 
 @contextmanager
@@ -285,32 +308,39 @@ def _shipped_code(tasks: Sequence[Task]) -> Iterator[dict[str, str]]:
         yield {"working_dir": folder} if any(Path(folder).iterdir()) else {}
 
 
-def _results(ray: Any, answer: Any) -> list[Result] | None:
-    """What an actor returns, or None if it died, or its node did, before it could."""
+def _get(ray: Any, answer: Any, timeout: float = TRANSFER) -> tuple[Any, str | None]:
+    """What an actor returned, and None; or, if it died or its node did before it could, why."""
     errors = ray.exceptions
     try:
-        results: list[Result] = ray.get(answer, timeout=TRANSFER)
+        return ray.get(answer, timeout=timeout), None
     except errors.RayTaskError as error:
         raise error.cause from None
     except errors.RuntimeEnvSetupError as error:
         raise SegproxError(f"Ray cannot start its workers: {error}") from None
-    except (errors.RayActorError, errors.OutOfMemoryError, errors.ObjectLostError, errors.GetTimeoutError):
-        return None
-    return results
+    except (errors.RayActorError, errors.OutOfMemoryError, errors.ObjectLostError, errors.GetTimeoutError) as error:
+        return None, str(error).strip().splitlines()[-1].strip()
+
+
+class _Placed(NamedTuple):
+    """An actor, and the node on which it is."""
+
+    actor: Any
+    node: str
 
 
 class _Given(NamedTuple):
     """A task that an actor has."""
 
-    actor: Any
+    placed: _Placed
     task: Task
     attempt: int
-    begun: Any  # a reference to the node on which the actor is, once it has begun
+    begun: Any  # a reference that is there once the actor has begun
 
     @classmethod
-    def give(cls, actor: Any, task: Task, attempt: int) -> "_Given":
+    def give(cls, placed: _Placed, task: Task, attempt: int) -> "_Given":
         names = open_dataset(task.run.dataset).names
-        return cls(actor, task, attempt, actor.begin_here.remote(task, [names[i] for i in task.indices]))
+        expected = [names[i] for i in task.indices]
+        return cls(placed, task, attempt, placed.actor.begin_here.remote(task, expected))
 
 
 class _Nodes:
@@ -321,9 +351,9 @@ class _Nodes:
         self.here = ray.get_runtime_context().get_node_id()
         self.had_room = time.monotonic()
 
-    def answers(self, under_way: Mapping[Any, _Given]) -> list[Any]:
+    def answers(self, starting: Iterable[Any], under_way: Mapping[Any, _Given]) -> list[Any]:
         """Those that are there, or never will be because their nodes are gone; none if there is no news."""
-        ready: list[Any] = self.ray.wait(list(under_way), timeout=LOOK_AFTER, fetch_local=False)[0]
+        ready: list[Any] = self.ray.wait([*starting, *under_way], timeout=LOOK_AFTER, fetch_local=False)[0]
         if ready:
             return ready
         alive = {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
@@ -338,14 +368,7 @@ class _Nodes:
             raise SegproxError(
                 f"none of the {len(alive)} nodes of the Ray cluster has the CPU and the {self.gpus:g} GPUs of a worker"
             )
-        return [answer for answer, given in under_way.items() if self.of(given.begun) not in (None, *alive)]
-
-    def of(self, begun: Any) -> str | None:
-        """The node on which a task has begun."""
-        try:
-            return str(self.ray.get(begun, timeout=0))
-        except self.ray.exceptions.RayError:
-            return None
+        return [answer for answer, given in under_way.items() if given.placed.node not in alive]
 
 
 class _Actor(Worker):
@@ -356,8 +379,13 @@ class _Actor(Worker):
         if Path(folder).is_dir():
             os.chdir(folder)  # which relative paths are relative to
 
-    def begin_here(self, task: Task, names: Sequence[str]) -> str:
-        """Load what a task needs; returns the node that this is.
+    def node(self) -> str:
+        """The node that this is."""
+        ray: Any = require("ray", "ray")
+        return str(ray.get_runtime_context().get_node_id())
+
+    def begin_here(self, task: Task, names: Sequence[str]) -> None:
+        """Load what a task needs.
 
         Args:
             task: the task.
@@ -368,8 +396,6 @@ class _Actor(Worker):
             if [found[i] for i in task.indices if i < len(found)] != names:
                 raise SegproxError(f"{task.run.dataset} has other images than where the run was started")
             self.begin(task)
-        ray: Any = require("ray", "ray")
-        return str(ray.get_runtime_context().get_node_id())
 
     def work(self, task: Task, callback: Callback | None = None) -> list[Result]:
         """Attack the images of a task."""
