@@ -33,12 +33,12 @@ ENGINES = {
     "processes": ["--workers", "2"],
     "ray": ["--engine", "ray", "--workers", "2"],
 }
-IMAGES = 6
+IMAGES = 12
 
 
 def evaluate(engine: str, out: Path) -> list[str]:
     """The command that is killed."""
-    attack = ["--attack", "fmn", "--set", "steps=12", "--limit", str(IMAGES), "--save", "png,preview", "--log", "quiet"]
+    attack = ["--attack", "fmn", "--set", "steps=6", "--limit", str(IMAGES), "--save", "png", "--log", "quiet"]
     names = ["--model", "demo-standard", "--dataset", "demo"]
     return [sys.executable, "-m", "segprox", "evaluate", *names, *attack, *ENGINES[engine], "--out", str(out)]
 
@@ -122,6 +122,8 @@ class Soak:
             return sum(path.read_bytes().count(b"\n") for path in runs.glob("*/records.jsonl"))
 
         for _ in range(kills):
+            if lines() == IMAGES:  # nothing is left to be killed at
+                break
             wanted = lines() + self.chance.randint(1, 2)
             moments: dict[str, Callable[[], bool]] = {
                 "start": lambda: any(runs.glob("*/lock.owner")),
@@ -176,7 +178,7 @@ def main() -> None:
         while sum(soak.kills.values()) < arguments.kills and time.monotonic() < end:
             engine = engines[rounds["all"] % len(engines)]
             records, reports = soak.round(engine, arguments.per_round, expected)
-            rounds.update({"all": 1, "equal records": records, "equal reports": reports})
+            rounds.update({"all": 1, "equal records": int(records), "equal reports": int(reports)})
             print(f"{engine}: {dict(rounds)}, {sum(soak.kills.values())} kills", flush=True)
     for kind, count in sorted(soak.kills.items()):
         print(f"{count:5}  {kind}")

@@ -155,7 +155,7 @@ def test_other_processes_give_the_same_and_are_replaced_when_they_die(expected, 
 def test_an_image_is_not_to_blame_for_workers_that_die_before_they_begin(tmp_path):
     (tmp_path / "fragile.py").write_text(FRAGILE)
     run = Run(model=f"python:{tmp_path}/fragile.py:make", dataset="demo?length=1", attack=ATTACKS[0])
-    (tmp_path / "deaths").write_text("x" * (ATTEMPTS + 2))
+    (tmp_path / "deaths").write_text("x" * ATTEMPTS)
     found = outcomes(Processes(2)([Task(run, (0,))]))
     assert [type(record) for record in found.values()] == [Record]
     (tmp_path / "deaths").write_text("x" * 99)
@@ -276,7 +276,9 @@ def test_actors_find_what_this_process_finds(cluster, dangerous, tmp_path, monke
     (tmp_path / "network.py").rename(tmp_path / "renamed.py")
     demo = dataclasses.replace(run, model="python:renamed.py:Net", dataset="demo?length=1")
     assert [type(record) for record in outcomes(Ray(1, cluster.address)([Task(demo, (0,))])).values()] == [Record]
-    with pytest.raises(SegproxError, match=rf"data.* \(on {platform.node()}, for a Ray worker in .*\)"):
+    with pytest.raises(
+        SegproxError, match=rf"there is no folder labels.* \(on {platform.node()}, for a Ray worker in .*\)"
+    ):
         list(Ray(1, cluster.address)([Task(dataclasses.replace(demo, dataset="folder:.?classes=6"), (0,))]))
 
 

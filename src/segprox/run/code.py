@@ -38,13 +38,13 @@ def ship(place: str, folder: Path) -> None:
         shutil.copy(source, target)
         return
     spec = importlib.util.find_spec(place.partition(".")[0])
-    found = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
-    source = Path(next(filter(None, found), ""))
-    if not source.exists() or is_installed(source):
+    found = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    source = Path(found[0] if found else "")
+    if not source.is_absolute() or is_installed(source):  # a built-in module has no path
         return
     if source.is_dir():
         shutil.copytree(source, folder / source.name, ignore=_not_code, dirs_exist_ok=True)
-    else:
+    elif source.is_file():
         shutil.copy(source, folder)
 
 

@@ -273,13 +273,15 @@ class Ray:
                         yield given.task, queue.done(returned)
 
     def _connect(self, ray: Any, runtime_env: Mapping[str, str]) -> None:
+        # Without an address, Ray would join whatever cluster was started on this machine last.
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         try:
             ray.init(
-                address=self.address, logging_level="warning", log_to_driver=False, include_dashboard=False,
+                address=address, logging_level="warning", log_to_driver=False, include_dashboard=False,
                 runtime_env=dict(runtime_env),
             )  # fmt: skip
         except ConnectionError as error:
-            raise SegproxError(f"there is no Ray cluster at {self.address!r}: {str(error).splitlines()[0]}") from None
+            raise SegproxError(f"there is no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from None
 
     def _maker(self, ray: Any) -> Callable[[], tuple[Any, Any]]:
         """What makes references to nodes, with the actors on them, which look for modules where this process does."""
