@@ -1,6 +1,7 @@
 """Statistics, tables and figures of runs: recomputed by other means, and with everything that names can contain."""
 
 import csv
+import errno
 import io
 import re
 from dataclasses import replace
@@ -527,6 +528,44 @@ def test_the_same_report_twice_is_the_same(tmp_path):
         save_figure(draw_figures(groups)["unbroken"], tmp_path / copy / "f")
     for ending in ("svg", "pdf", "png"):
         assert (tmp_path / "a" / f"f.{ending}").read_bytes() == (tmp_path / "b" / f"f.{ending}").read_bytes()
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_report_that_is_not_finished_changes_nothing(segprox, tmp_path, monkeypatch):
+    make_results(tmp_path / "in", {"fmn": [0.01, 0.02]})
+    (tmp_path / "out/figures").mkdir(parents=True)
+    (tmp_path / "out/figures/own.txt").write_text("of the user")
+    assert segprox("report", tmp_path / "in", "--out", tmp_path / "out")[0] == 0
+    before = contents(tmp_path / "out")
+    assert before["figures/own.txt"] == b"of the user"
+    assert "index.html" in before
+    make_results(tmp_path / "in", {"pdpgd": [0.02, None]})
+    saved = []
+
+    def full(figure, path):
+        if len(saved) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        saved.append(path)
+        save_figure(figure, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("segprox.report.write.save_figure", full)
+        for folder in ("out", "new"):
+            saved.clear()
+            code, _, error = segprox("report", tmp_path / "in", "--out", tmp_path / folder)
+            assert (code, len(saved)) == (2, 2)
+            assert "No space left on device" in error
+    assert contents(tmp_path / "out") == before
+    assert contents(tmp_path / "new") == {}
+    (tmp_path / "out/.unfinished/figures").mkdir(parents=True)  # as a process that was killed leaves it
+    (tmp_path / "out/.unfinished/figures/torn.svg").write_text("<svg")
+    assert segprox("report", tmp_path / "in", "--out", tmp_path / "out")[0] == 0
+    after = contents(tmp_path / "out")
+    assert after["figures/unbroken.svg"] != before["figures/unbroken.svg"]
+    assert not [name for name in after if "torn" in name or "unfinished" in name]
 
 
 def test_few_curves_are_labelled_where_they_are(tmp_path):

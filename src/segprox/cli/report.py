@@ -37,7 +37,6 @@ def report(
     wanted = [] if require is None else load_requirements(require)
     if not any(result.records or result.errors for result in results):
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
-    check_writable(out_dir)
     with writing_to(out_dir):
         classes = [name.strip() for name in critical.split(",")] if critical else []
         tables, page = write_report(results, out_dir, wanted, classes, against)
@@ -47,7 +46,7 @@ def report(
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
     )
-    out.print(f"Open {page.path.as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
+    out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
 
 
 @app.command()
@@ -63,7 +62,7 @@ def compare(
     from segprox.report.compare import compare_tables, match_runs
     from segprox.report.results import load_runs
     from segprox.report.tables import to_screen
-    from segprox.report.write import write_tables
+    from segprox.report.write import write_tables, written_aside
 
     if len(folders) < 2:
         raise SegproxError("compare needs two runs or more, but got one folder")
@@ -72,8 +71,8 @@ def compare(
     out.print(*map(to_screen, tables))
     if out_dir is not None:
         check_writable(out_dir)
-        with writing_to(out_dir):
-            write_tables(tables, out_dir)
+        with writing_to(out_dir), written_aside(out_dir) as aside:
+            write_tables(tables, aside)
 
 
 @app.command()

@@ -80,12 +80,13 @@ class Card:
 
     def write(self, folder: str | Path) -> Path:
         """Write `card.md` and `card.json` into a folder; returns the first."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        from segprox.report.write import written_aside
+
         content = json.dumps(self.data, indent=1, allow_nan=False, ensure_ascii=False)
-        (folder / "card.json").write_text(f"{content}\n", encoding="utf-8", newline="\n")
-        (folder / "card.md").write_text(self.markdown, encoding="utf-8", newline="\n")
-        return folder / "card.md"
+        with written_aside(Path(folder)) as aside:
+            (aside / "card.json").write_text(f"{content}\n", encoding="utf-8", newline="\n")
+            (aside / "card.md").write_text(self.markdown, encoding="utf-8", newline="\n")
+        return Path(folder) / "card.md"
 
 
 # --- plain data -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Reports as files: tables, figures and the page."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,9 +50,35 @@ def write_report(
     groups = group_runs(results)
     judged, tables = judge_all(require, groups), report_tables(groups, critical)
     tables += [] if against is None else beside(results, against)
-    write_tables([*([requirement_table(judged)] if judged else []), *tables], folder / "tables")
-    write_figures(draw_figures(groups, critical), folder / "figures")
-    return Report(tables, write_page(results, folder / "index.html", judged=judged, critical=critical))
+    with written_aside(folder) as aside:
+        write_tables([*([requirement_table(judged)] if judged else []), *tables], aside / "tables")
+        write_figures(draw_figures(groups, critical), aside / "figures")
+        page = write_page(results, aside / "index.html", judged=judged, critical=critical)
+    return Report(tables, replace(page, path=folder / page.path.name))
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """A folder to write to, whose content is moved to `folder` once all of it is there; of less than that, nothing is.
+
+    Files of the same names are replaced, others stay. What a process that was killed left aside, the next one removes.
+    """
+    aside = folder / ".unfinished"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        _move(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.is_dir() and target.is_dir():
+        for part in sorted(source.iterdir()):
+            _move(part, target / part.name)
+    else:
+        source.replace(target)
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:

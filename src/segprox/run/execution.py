@@ -18,7 +18,7 @@ class Execution:
     Args:
         engine: this machine, or a Ray cluster.
         workers: processes on this machine, or Ray actors.
-        address: of the Ray cluster; a new one if left out.
+        address: of the Ray cluster; what RAY_ADDRESS says if left out, else a new one on this machine.
         devices: where models go, workers taking turns; as the model's name says if left out.
         threads: of each worker.
         batch: images of one size that are attacked together.

@@ -153,10 +153,17 @@ class Worker:
     def __init__(self, threads: int | None = None, deterministic: bool | None = None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        if deterministic is not None:
+        if deterministic not in (
+            None,
+            torch.are_deterministic_algorithms_enabled(),
+        ):  # setting it imports much of torch
             torch.use_deterministic_algorithms(deterministic)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._ahead: dict[tuple[str, int], Future[Sample]] = {}
+
+    def begin(self, task: Task) -> None:
+        """Load what a task needs. A worker that dies before it has done so says nothing about the task's images."""
+        prepare(task.run, task.execution, task.device)
 
     def read_ahead(self, task: Task) -> None:
         """Start to read the images of a task that comes next."""
