@@ -118,7 +118,10 @@ def evaluate(folder: Path) -> None:
     axes.set_title("demo")
     judged = free.require({"withstand": "1/255", "share": 0.5}, {"accuracy": 0.5, "epsilon": EPSILON})
     print(judged, judged.met, judged.outcomes)
-    page: Path = free.write_report(folder / "report")
+    print(free.only(attack="fmn").compare(free.only(attack="typed-signs")), results.against("paper"))
+    card = free.card()
+    print(card.markdown, card.write(folder / "card"))
+    page: Path = free.write_report(folder / "report", require=[{"withstand": "1/255"}], critical=["person"])
     stored: segprox.Results = segprox.load_results(out)
     print(page.name, stored.to_pandas().shape)
 
@@ -126,6 +129,8 @@ def evaluate(folder: Path) -> None:
     segmenter = segprox.Segmenter(nn.Conv2d(3, 4, kernel_size=1), mean=(0.5,) * 3, std=(0.5,) * 3)
     for model in (segmenter, nn.Conv2d(3, 4, kernel_size=1)):
         print(segprox.evaluate(model, data, segprox.Palma(steps=2), ignore=(0,), progress=False)[0].success.tolist())
+    found: segprox.Audit = segprox.audit("demo-standard", "demo", epsilon=EPSILON, limit=1, steps=3, progress=False)
+    print(found.sentence, [finding.broken_by for finding in found.findings], found.rows())
     try:
         segprox.evaluate("typed-network", "typed-scenes", "no-such-attack")
     except segprox.SegproxError as error:

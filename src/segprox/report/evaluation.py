@@ -28,7 +28,7 @@ from segprox.report.requirements import (
     requirement_table,
 )
 from segprox.report.results import RunResults, load_runs
-from segprox.report.tables import Table, to_screen
+from segprox.report.tables import NOTHING, Table, to_screen
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -58,27 +58,20 @@ class SummaryTable:
 
 
 def _to_html(table: Table) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        aligned = ["right" if column.form is not None else "left" for column in table.columns]
-        styled = (f'<{tag} style="text-align:{side}">{cell}</{tag}>' for side, cell in zip(aligned, cells))
-        return f"<tr>{''.join(styled)}</tr>"
+    texts = [[html.escape(column.text(value)) for column, value in zip(table.columns, row)] for row in table.rows]
+    # A notebook is narrow: columns that say nothing in any row are left out.
+    shown = [k for k in range(len(table.columns)) if any(row[k] != NOTHING for row in texts)]
+    for i, k in table.bold():
+        texts[i][k] = f"<b>{texts[i][k]}</b>"
 
-    bold = table.bold()
-    rows = [
-        line(
-            [
-                f"<b>{html.escape(column.text(value))}</b>" if (i, k) in bold else html.escape(column.text(value))
-                for k, (column, value) in enumerate(zip(table.columns, row))
-            ],
-            "td",
-        )
-        for i, row in enumerate(table.rows)
-    ]
+    def line(cells: Sequence[str], tag: str) -> str:
+        sides = ["left" if column.form is None else "right" for column in table.columns]
+        return "".join(["<tr>", *(f'<{tag} style="text-align:{sides[k]}">{cells[k]}</{tag}>' for k in shown), "</tr>"])
+
     head = line([html.escape(column.title) for column in table.columns], "th")
+    body = "".join(line(row, "td") for row in texts)
     notes = f"<p><small>{html.escape(' '.join(table.notes))}</small></p>"
-    return (
-        f"<h4>{html.escape(table.title)}</h4><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{notes}"
-    )
+    return f"<h4>{html.escape(table.title)}</h4><table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}"
 
 
 class Requirements(SummaryTable):
