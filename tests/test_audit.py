@@ -97,7 +97,7 @@ def test_the_table_as_text_and_as_html(folder):
     assert "h-error could not be attacked by pgd: cannot read it" in str(audit)
     html = audit._repr_html_()
     assert '<td style="text-align:left">d-fixed-missed</td><td style="text-align:left">fmn</td>' in html
-    assert "<small>g-unreadable could not be attacked by fmn: cannot read it</small>" in html
+    assert "g-unreadable could not be attacked by fmn: cannot read it" in html
 
 
 def test_attacks_that_agree(tmp_path):
