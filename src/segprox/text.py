@@ -49,7 +49,7 @@ def read_yaml(text: str, name: str) -> Any:
         {'grids': [1, 2], 'again': [1, 2]}
         >>> read_yaml("seed: 1\nseed: 2", "x")
         Traceback (most recent call last):
-        segprox.errors.SegproxError: x is not YAML: it says 'seed' twice in "<unicode string>", line 2, column 1
+        segprox.errors.SegproxError: x is not YAML: it says 'seed' twice, in line 2
     """
     try:
         content = yaml.load(text, _Loader)  # a safe one
@@ -86,6 +86,6 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             said = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
             if said in seen:
-                raise yaml.YAMLError(f"it says {key.value!r} twice {str(key.start_mark).strip()}")
+                raise yaml.YAMLError(f"it says {key.value!r} twice, in line {key.start_mark.line + 1}")
             seen.add(said)
         return super().construct_mapping(node, deep)
