@@ -195,6 +195,8 @@ def test_devices_go_round():
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+# How soon Ray notices that a node is gone; as it comes, that takes 15 seconds or more.
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 ray_warns = pytest.mark.filterwarnings("default")
 
 
@@ -226,8 +228,7 @@ def head():
     """A cluster on this machine with one node, for the driver."""
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    settings = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
+    settings = {"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK}
     made = Cluster(initialize_head=True, head_node_args=settings)
     yield made
     made.shutdown()
@@ -303,8 +304,11 @@ def test_actors_find_what_this_process_finds(cluster, dangerous, tmp_path, monke
 
 @needs_ray
 @ray_warns
-def test_the_death_of_the_own_node_is_told(dangerous, tmp_path):
+def test_the_death_of_the_own_node_is_told(dangerous, tmp_path, monkeypatch):
     run = dangerous(20)
+    for name, value in QUICK.items():
+        monkeypatch.setenv(f"RAY_{name}", str(value))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # a node that may be killed is one of our own
     watcher = when_it_appears(tmp_path / "pid", lambda _: kill(int((tmp_path / "parent").read_text())))
     with pytest.raises(SegproxError, match=r"the Ray node of this process, .*, has died; start Ray again"):
         list(Ray(1)([Task(run, (0,))]))
