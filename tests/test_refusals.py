@@ -509,6 +509,15 @@ def test_a_header_of_a_later_version_may_say_more(tmp_path):
     assert list(store.latest()) == ["a"]
 
 
+def test_a_run_of_a_later_version_is_not_called_damaged(tmp_path):
+    store = store_with(tmp_path, to_line(make_record("a")))
+    header = json.loads((store.folder / "run.json").read_text())
+    header["run"]["settings"]["colour"] = "red"
+    (store.folder / "run.json").write_text(json.dumps(header))
+    with pytest.raises(SegproxError, match=r"run\.json has a field 'colour', which segprox .* does not know; keep it"):
+        _ = store.run
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("arguments", "sentence"),

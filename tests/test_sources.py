@@ -184,7 +184,7 @@ def test_a_backbone_without_a_head_is_refused(tmp_path):
 
 def test_transformers_names_what_it_cannot_find(tmp_path):
     pytest.importorskip("transformers")
-    with pytest.raises(SegproxError, match=r"hf:.*nowhere cannot be loaded"):
+    with pytest.raises(SegproxError, match=r"hf:.*nowhere: there is no such folder"):
         segprox.load_model(f"hf:{tmp_path / 'nowhere'}")
 
 

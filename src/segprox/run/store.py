@@ -73,9 +73,8 @@ class Store:
         try:
             TypeAdapter(Header).validate_python(content)
         except ValidationError as error:
-            raise SegproxError(
-                f"{self.folder / HEADER} is damaged: it does not describe a run ({_first(error)})"
-            ) from None
+            damage = f"is damaged: it does not describe a run ({_first(error)})"
+            raise SegproxError(f"{self.folder / HEADER} {_of_later_version(error) or damage}") from None
         return content
 
     @property
@@ -205,17 +204,22 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
+def _of_later_version(error: ValidationError) -> str | None:
+    """What to say of content that only has more fields than this version knows: it is none to be thrown away."""
+    unknown = [found["loc"][-1] for found in error.errors() if found["type"] == "unexpected_keyword_argument"]
+    if len(unknown) < error.error_count():
+        return None
+    return (
+        f"has a field {unknown[0]!r}, which segprox {segprox.__version__} does not know; keep it, and read the folder "
+        "with the version that wrote it"
+    )
+
+
 def _unreadable(error: Exception) -> str:
-    """Why a line cannot be read; one of a later version is none to be thrown away."""
+    """Why a line cannot be read."""
     if not isinstance(error, ValidationError):
         return "is damaged: it is not JSON; without it, its image is attacked again"
-    unknown = [found["loc"][-1] for found in error.errors() if found["type"] == "unexpected_keyword_argument"]
-    if len(unknown) == error.error_count():
-        return (
-            f"has a field {unknown[0]!r}, which segprox {segprox.__version__} does not know; keep it, and read the "
-            "folder with the version that wrote it"
-        )
-    return f"is damaged ({_first(error)}); without it, its image is attacked again"
+    return _of_later_version(error) or f"is damaged ({_first(error)}); without it, its image is attacked again"
 
 
 def _plain(run: Run) -> Any:
