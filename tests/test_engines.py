@@ -304,6 +304,17 @@ def test_actors_find_what_this_process_finds(cluster, dangerous, tmp_path, monke
 
 @needs_ray
 @ray_warns
+def test_a_cluster_without_room_for_a_worker_is_told(cluster, monkeypatch):
+    monkeypatch.setattr("segprox.run.engines.LOOK_AFTER", 0.5)
+    monkeypatch.setattr("segprox.run.engines.NO_ROOM", 1.0)
+    with pytest.raises(
+        SegproxError, match="none of the 3 nodes of the Ray cluster has the CPU and the 1 GPUs of a worker"
+    ):
+        list(Ray(1, cluster.address, gpus=1.0)(demo_tasks()))
+
+
+@needs_ray
+@ray_warns
 def test_the_death_of_the_own_node_is_told(dangerous, tmp_path, monkeypatch):
     run = dangerous(20)
     for name, value in QUICK.items():

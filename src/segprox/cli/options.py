@@ -76,7 +76,8 @@ def execution_options(
     engine: Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")] = EngineName.LOCAL,
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes on this machine, or Ray actors.")] = 1,
     address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster, such as auto; a new cluster if left out.")
+        str | None,
+        typer.Option(help="Address of the Ray cluster, such as auto; RAY_ADDRESS, or else a new one, if left out."),
     ] = None,
     threads: Annotated[
         int, typer.Option(min=1, max=1024, help="Threads of each worker. More change the last digits of results.")
