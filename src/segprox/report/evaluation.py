@@ -28,13 +28,13 @@ from segprox.report.requirements import (
     requirement_table,
 )
 from segprox.report.results import RunResults, load_runs
-from segprox.report.tables import NOTHING, Table, to_screen
+from segprox.report.tables import Table, to_screen
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
     from matplotlib.axes import Axes
 
-WIDTH = 120  # of tables as text
+WIDTH = 160  # of tables as text: all columns of the widest
 SCORES = ("linf", "l2", "l1", "apsr", "attacked", "protected")  # columns of the rows
 
 
@@ -47,26 +47,25 @@ class SummaryTable:
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False)  # which would display it instead
         for table in self.tables:
-            console.print(to_screen(table))
+            console.print(to_screen(table.said()))
         text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
         return text.rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return "".join(map(_to_html, self.tables))
+        return "".join(_to_html(table.said()) for table in self.tables)
 
 
 def _to_html(table: Table) -> str:
     texts = [[html.escape(column.text(value)) for column, value in zip(table.columns, row)] for row in table.rows]
-    # A notebook is narrow: columns that say nothing in any row are left out.
-    shown = [k for k in range(len(table.columns)) if any(row[k] != NOTHING for row in texts)]
     for i, k in table.bold():
         texts[i][k] = f"<b>{texts[i][k]}</b>"
 
     def line(cells: Sequence[str], tag: str) -> str:
         sides = ["left" if column.form is None else "right" for column in table.columns]
-        return "".join(["<tr>", *(f'<{tag} style="text-align:{sides[k]}">{cells[k]}</{tag}>' for k in shown), "</tr>"])
+        styled = (f'<{tag} style="text-align:{side}">{cell}</{tag}>' for side, cell in zip(sides, cells))
+        return f"<tr>{''.join(styled)}</tr>"
 
     head = line([html.escape(column.title) for column in table.columns], "th")
     body = "".join(line(row, "td") for row in texts)

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite, isnan
 from typing import Literal
@@ -68,6 +68,12 @@ class Table:
     notes: tuple[str, ...] = ()
     keys: int = 0  # rows that agree in so many leading columns are a group
     apart: frozenset[tuple[Value, ...]] = frozenset()  # groups of which no row is best: they are about other images
+
+    def said(self) -> "Table":
+        """The table without columns that say nothing in any row, for where there is little room."""
+        shown = [k for k, c in enumerate(self.columns) if any(c.text(row[k]) != NOTHING for row in self.rows)]
+        rows = tuple(tuple(row[k] for k in shown) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[k] for k in shown), rows=rows)
 
     def groups(self) -> Iterator[tuple[tuple[Value, ...], list[int]]]:
         """Groups of rows: what they agree in, and which they are."""
