@@ -37,7 +37,7 @@ def a_run(until=0.1, length=40, attack="fmn", **settings):
 
 def spread(count, width, seed=1):
     """Sizes around 4/255 by the names of scenes."""
-    values = np.random.default_rng(seed).normal(4, width, count) / 255
+    values = np.maximum(np.random.default_rng(seed).normal(4, width, count), 0.01) / 255
     return {f"scene-{i:04}": float(value) for i, value in enumerate(values)}
 
 
