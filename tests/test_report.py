@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from matplotlib.transforms import Bbox
 from rich.console import Console
 
 from segprox.errors import SegproxError
@@ -36,6 +37,7 @@ from segprox.report.statistics import (
 )
 from segprox.report.tables import Column, Table, to_csv, to_latex, to_markdown, to_screen
 from segprox.report.units import Unit
+from segprox.report.write import write_report
 from segprox.run.record import ClassCounts, ImageError, Score
 from tests.records import make_record, make_results, make_run, make_store
 
@@ -459,12 +461,15 @@ def test_report_command(segprox, tmp_path):
         norms = [None if value is None else value * (1 + n) for n in range(3)]
         make_results(tmp_path / "in", {attack: norms}, errors=1, model=HOSTILE[0], dataset=HOSTILE[1])
         make_results(tmp_path / "in", {attack: norms}, model=HOSTILE[5], dataset=HOSTILE[-1])
-    code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out")
+    code, output, error = segprox("report", tmp_path / "in", "--out", tmp_path / "out", "--figures", "svg, pdf")
     assert (code, error) == (0, "")
     assert HOSTILE[0] in output
+    assert "figures (SVG, PDF)" in " ".join(output.split())
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     for name in ("unbroken", "accuracy", "miou", "classes", "queries"):
-        assert {f"figures/{name}.{ending}" for ending in ("svg", "pdf", "png")} <= files
+        assert {file for file in files if file.startswith(f"figures/{name}.")} == {
+            f"figures/{name}.{ending}" for ending in ("svg", "pdf")
+        }
     assert {f"tables/summary.{ending}" for ending in ("md", "tex", "csv")} <= files
     assert "<img" not in (tmp_path / "out/tables/all.md").read_text()
     assert "<img" not in (tmp_path / "out/figures/unbroken.svg").read_text()
@@ -545,11 +550,11 @@ def test_a_report_that_is_not_finished_changes_nothing(segprox, tmp_path, monkey
     make_results(tmp_path / "in", {"pdpgd": [0.02, None]})
     saved = []
 
-    def full(figure, path):
+    def full(figure, path, formats):
         if len(saved) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         saved.append(path)
-        save_figure(figure, path)
+        save_figure(figure, path, formats)
 
     with monkeypatch.context() as patched:
         patched.setattr("segprox.report.write.save_figure", full)
@@ -566,6 +571,33 @@ def test_a_report_that_is_not_finished_changes_nothing(segprox, tmp_path, monkey
     after = contents(tmp_path / "out")
     assert after["figures/unbroken.svg"] != before["figures/unbroken.svg"]
     assert not [name for name in after if "torn" in name or "unfinished" in name]
+
+
+def test_formats_of_figures(segprox, tmp_path):
+    [run] = make_results(tmp_path / "in", {"fmn": [0.01, 0.02]})
+    write_report([run], tmp_path / "out")
+    assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".svg", ".png"}
+    code, _, error = segprox("report", tmp_path / "in", "--out", tmp_path / "none", "--figures", "svg,gif")
+    assert (code, error) == (2, "error: figures cannot be written as 'gif'; the formats are: svg, png, pdf\n")
+    assert not any((tmp_path / "none").rglob("*"))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_nothing_sticks_out_of_a_figure_or_into_another_panel(tmp_path, groups):
+    norms = {f"attack-{k}": [0.001 * (k + 1), 0.2] for k in range(12)}
+    for k in range(groups):
+        make_results(
+            tmp_path, norms, model=f"a model with a rather long name {k}", dataset="a dataset with a long name, cut off"
+        )
+    runs = [
+        replace(run, header=run.header | {"classes": ["Traffic Lights and Signs", "b", "c"]})
+        for run in load_runs([tmp_path])
+    ]
+    for figure in draw_figures(group_runs(runs)).values():
+        boxes = [axes.get_tightbbox() for axes in figure.axes] + [box.get_window_extent() for box in figure.legends]
+        inside = Bbox.union([figure.bbox, *boxes])
+        assert inside.bounds == figure.bbox.bounds
+        assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 def test_few_curves_are_labelled_where_they_are(tmp_path):

@@ -26,6 +26,9 @@ def report(
     against: Annotated[
         str | None, typer.Option(metavar="paper", help="Also show runs of the paper's models beside its numbers.")
     ] = None,
+    figures: Annotated[
+        str, typer.Option(metavar="FORMAT,...", help="Formats of the figures: svg, png, pdf.")
+    ] = "svg,png",
 ) -> None:
     """Make tables, figures and a page to open in a browser of finished runs. No model is needed."""
     from segprox.report.requirements import load_requirements
@@ -39,12 +42,15 @@ def report(
         raise SegproxError(f"the runs in {', '.join(map(str, folders))} have no records yet")
     with writing_to(out_dir):
         classes = [name.strip() for name in critical.split(",")] if critical else []
-        tables, page = write_report(results, out_dir, wanted, classes, against)
+        formats = [name.strip() for name in figures.split(",")]
+        tables, page = write_report(results, out_dir, wanted, classes, against, formats)
     for table in tables:
         if table.name.startswith(("norms-", "against-")):
             out.print(to_screen(table))
     out.print(
-        f"Tables (Markdown, LaTeX, CSV) and figures (SVG, PDF, PNG) are in {out_dir.as_posix()}/", highlight=False
+        f"Tables (Markdown, LaTeX, CSV) and figures ({', '.join(map(str.upper, formats))}) are in "
+        f"{out_dir.as_posix()}/",
+        highlight=False,
     )
     out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
 

@@ -164,19 +164,20 @@ def print_spec(
 @app.command("runs")
 def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run wrote to.")]) -> None:
     """List the runs in a folder: how far each is, and what it found."""
-    from segprox.cli.status import print_statuses
-    from segprox.run.evaluate import Status
+    from segprox.cli.status import Line, print_lines
+    from segprox.report.results import load_run
     from segprox.run.store import stores
 
-    statuses = []
+    lines = []
+    for store in stores(folder):  # one at a time: a line is all that is kept of many records
+        result = load_run(store)
+        images, done = result.header.get("images", 0), len(result.records) + len(result.errors)
+        wanted = min(result.run.settings.limit or images, images)
+        lines.append(Line.of(result, max(wanted, done)))  # it may have been more once
+    print_lines(lines)
     for store in stores(folder):
-        images, records = store.header.get("images", 0), store.latest()
-        wanted = min(store.run.settings.limit or images, images)
-        statuses.append(Status(store.run, store, max(wanted, len(records)), records))  # it may have been more once
-    print_statuses(statuses)
-    for status in statuses:
-        if status.store.locked:
-            out.print(f"{status.run.title}: being written to", highlight=False)
+        if store.locked:
+            out.print(f"{store.run.title}: being written to", highlight=False)
 
 
 @app.command()

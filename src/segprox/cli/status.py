@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import groupby
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -12,26 +13,49 @@ from segprox.data import published_length
 from segprox.errors import told
 from segprox.report.findings import until_sentence
 from segprox.report.progress import found_text
-from segprox.report.results import results_of
+from segprox.report.results import RunResults, results_of
 from segprox.run.evaluate import Evaluation, Status, estimate, time_model
 from segprox.run.plan import Run
 from segprox.run.worker import prepare
 
 
+class Line(NamedTuple):
+    """How far a run is and what it found."""
+
+    run: Run
+    done: str
+    errors: int = 0
+    size: str = "-"
+    broken: str = "0 of 0"
+    reached: str = ""  # on the images that are not broken
+    until: str | None = None
+
+    @classmethod
+    def of(cls, result: RunResults, total: int) -> "Line":
+        """Of a run of which so many images are wanted."""
+        errors = len(result.errors)
+        done = f"{len(result.records) + errors}/{total}"
+        return cls(result.run, done, errors, *found_text(result), until=until_sentence(result))
+
+
 def print_statuses(statuses: Sequence[Status]) -> None:
     """How far runs are and what they found."""
-    found = [found_text(status) for status in statuses]
-    rows = [
-        (status.run, (f"{len(status.records)}/{status.total}", str(status.errors), size, broken))
-        for status, (size, broken, _) in zip(statuses, found)
-    ]
+    print_lines([
+        Line.of(results_of([status])[0], status.total) if status.records else Line(status.run, f"0/{status.total}")
+        for status in statuses
+    ])  # fmt: skip
+
+
+def print_lines(lines: Sequence[Line]) -> None:
+    """A table of runs, and below it what does not fit into one."""
+    rows = [(line.run, (line.done, str(line.errors), line.size, line.broken)) for line in lines]
     print_runs(rows, "images", "errors", "median, or left", "broken")
-    for status, (_, _, reached) in zip(statuses, found):
-        if reached:  # an image that is not broken need not be unharmed
-            out.print(f"{status.run.title}: {reached}", highlight=False, markup=False)
-    for result in results_of([status for status in statuses if status.records]):
-        if (sentence := until_sentence(result)) is not None:
-            out.print(f"{result.run.attack}, {result.run.goal}: {sentence}.", highlight=False, markup=False)
+    for line in lines:
+        if line.reached:  # an image that is not broken need not be unharmed
+            out.print(f"{line.run.title}: {line.reached}", highlight=False, markup=False)
+    for line in lines:
+        if line.until is not None:
+            out.print(f"{line.run.attack}, {line.run.goal}: {line.until}.", highlight=False, markup=False)
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
         "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "

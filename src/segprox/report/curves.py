@@ -70,13 +70,15 @@ def anytime_curve(result: RunResults) -> Curve | None:
 
     None if that was not recorded. Images that are not broken yet count as those that never are.
     """
-    known = [record.trace if record.found.success else () for record in result.records if record.trace is not None]
-    if not known or len(known) < len(result.records):
+    of = result.columns
+    if not len(result.records) or not of["traced"].all():
         return None
-    end = max(1, *(record.forwards + record.backwards for record in result.records))
-    x = np.unique([0, end, *(step.queries for trace in known for step in trace)])
+    traces = np.split(of["trace"], of["trace_ends"][:-1])  # each `[steps, 2]`
+    known = [trace if success else trace[:0] for trace, success in zip(traces, result.success)]
+    end = max(1, (of["forwards"] + of["backwards"]).max())
+    x = np.unique(np.concatenate([[0, end], *(trace[:, 0] for trace in known)]))
     norms = np.empty((len(known), len(x)))
     for own, trace in zip(norms, known):
-        reached = np.searchsorted([step.queries for step in trace], x, side="right")
-        own[:] = np.array([result.unit.unbroken, *(step.norm for step in trace)])[reached]
-    return Curve(x.astype(np.float64), median_sizes(norms))
+        reached = np.searchsorted(trace[:, 0], x, side="right")
+        own[:] = np.append(result.unit.unbroken, trace[:, 1])[reached]
+    return Curve(x, median_sizes(norms))

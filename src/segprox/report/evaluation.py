@@ -285,6 +285,7 @@ class Results(Sequence[RunResults]):
         *,
         require: Sequence[Mapping[str, Any]] | str | Path = (),
         critical: Sequence[str] = (),
+        formats: Sequence[str] = ("svg", "png"),
     ) -> Path:
         """Write tables, figures and the page; returns the page.
 
@@ -292,6 +293,7 @@ class Results(Sequence[RunResults]):
             folder: where to.
             require: requirements as `Results.require` takes them, or a YAML file of them; the page begins with them.
             critical: classes that come first, and are marked, wherever classes are shown.
+            formats: of the figures, some of svg, png and pdf.
         """
         from segprox.report.write import write_report
 
@@ -299,7 +301,7 @@ class Results(Sequence[RunResults]):
             wanted = load_requirements(Path(require))
         else:
             wanted = read_requirements([dict(entry) for entry in require]) if require else []
-        return write_report(self.runs, Path(folder), wanted, critical).page.path
+        return write_report(self.runs, Path(folder), wanted, critical, formats=formats).page.path
 
     def _group(self) -> Group:
         groups = group_runs(self.runs)

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Line
 from matplotlib.ticker import PercentFormatter
@@ -29,6 +32,7 @@ from segprox.report.panels import (
     query_axis,
     style,
     styles_of,
+    text_width,
     tidy,
     title,
 )
@@ -38,21 +42,20 @@ from segprox.sizes import median_size
 HEIGHTS = (0.5, 0.62, 0.38, 0.74, 0.26, 0.86, 0.14, 0.93, 0.07)  # where a curve may be labelled
 START = 1.0  # queries: where the line of an attack begins that never breaks half of the images
 MOST_CLASSES, MOST_BARS = 40, 3
+DPI = 160  # of a PNG
+FORMATS = ("svg", "png", "pdf")
+USUAL_FORMATS = FORMATS[:2]  # drawing is most of what a report takes
 
 
 def draw_figures(groups: Sequence[Group], critical: Sequence[str] = ()) -> dict[str, Figure]:
     """All figures by name, for each norm; those with nothing to show are left out. Critical classes come first."""
     shown = [group for group in groups if group.attacked]
     with style():
-        figures = {
+        return {
             f"{name}{unit.suffix}": figure
             for unit, some in by_norm(shown).items()
             for name, figure in _draw(some, critical).items()
         }
-        for figure in figures.values():
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # keeps what was laid out: every format is the same, and quick to write
-    return figures
 
 
 def _draw(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Figure]:
@@ -71,12 +74,18 @@ def _draw(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Figure]
     return {name: figure for name, figure in found.items() if figure}
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """As SVG, PDF and PNG, each with its ending; the same figure gives the same files."""
-    with style():
-        figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})
-        figure.savefig(path.with_name(f"{path.name}.pdf"), metadata={"CreationDate": None})
-        figure.savefig(path.with_name(f"{path.name}.png"), dpi=160)
+def save_figure(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> None:
+    """In each format, with its ending; the same figure gives the same files."""
+    canvases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "svg": (FigureCanvasSVG(figure).print_svg, {"metadata": {"Date": None}}),
+        "png": (FigureCanvasAgg(figure).print_png, {}),
+        "pdf": (FigureCanvasPdf(figure).print_pdf, {"metadata": {"CreationDate": None}}),
+    }
+    with style():  # not by savefig, which draws everything once more to look how large it is
+        for name in formats:
+            figure.dpi = DPI  # SVG and PDF have their own, and leave it behind
+            write, options = canvases[name]
+            write(path.with_name(f"{path.name}.{name}"), **options)
 
 
 def draw_unbroken(groups: Sequence[Group]) -> Figure | None:
@@ -118,9 +127,8 @@ def _draw_shares(
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         _plot(axes, some, styles, dotted=some.keys() - runs.keys())
     tidy(panels)
-    figure.draw_without_rendering()  # settles the layout
     places = [{label: _beside(found, axis) for label, found in some.items()} for some in curves]
-    done = [_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners)]
+    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
     legend(figure, panels, styles, done)
     return figure
 
@@ -189,9 +197,8 @@ def draw_anytime(groups: Sequence[Group]) -> Figure | None:
         )
         _plot(axes, some, styles, clip=True)
     tidy(panels)
-    figure.draw_without_rendering()
     places = [{label: _along(curve) for label, curve in some.items()} for some in curves]
-    done = [_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners)]
+    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
     legend(figure, panels, styles, done)
     return figure
 
@@ -240,8 +247,7 @@ def draw_queries(groups: Sequence[Group]) -> Figure | None:
             axes.plot([point.queries] * 2, spread, color=look["color"], linewidth=1.2)
             axes.plot(point.queries, point.norm, look["marker"], color=look["color"], mec="white", ms=7.5, zorder=3)
     tidy(panels)
-    figure.draw_without_rendering()
-    done = [_label_points(axes, some, styles) for axes, some in zip(panels, points)]
+    done = (_label_points(axes, some, styles) for axes, some in zip(panels, points))
     legend(figure, panels, styles, done, "marker")
     return figure
 
@@ -254,7 +260,7 @@ class _Cost(NamedTuple):
 
 
 def _cost(result: RunResults) -> _Cost:
-    queries = np.median([record.forwards + record.backwards for record in result.records])
+    queries = np.median(result.columns["forwards"] + result.columns["backwards"])
     # Of infinite norms there is no mean, so quartiles are norms that occur; the median is that of the tables.
     low, high = np.quantile(result.norms, [0.25, 0.75], method="closest_observation")
     sizes = (low, median_size(result.norms), high)
@@ -284,16 +290,18 @@ def draw_classes(groups: Sequence[Group], critical: Sequence[str] = ()) -> Figur
     chosen = [_strongest(group) for group in groups]
     shown = [_classes(group, critical) for group in groups]
     tallest = max(len(classes) * (1 + len(some)) for classes, some in zip(shown, chosen))
-    figure, panels = make_panels(groups, height=1.1 + 0.085 * tallest + 0.06 * max(map(len, shown)))
-    for group, axes, some, classes in zip(groups, panels, chosen, shown):
+    firsts = [next(iter(group.attacked.values())) for group in groups]
+    known = [[first.classes[k] for k in classes] for first, classes in zip(firsts, shown)]
+    stars = [[one_line(f"{name} *" if name in critical else name, 18) for name in names] for names in known]
+    longest = max((text_width(name) for name in {name for names in stars for name in names}), default=0)
+    height = 1.1 + 0.085 * tallest + 0.06 * max(map(len, shown))
+    figure, panels = make_panels(groups, height, left=0.2 + longest)
+    for group, axes, first, some, classes, names in zip(groups, panels, firsts, chosen, shown, stars):
         title(axes, group)
-        first = next(iter(group.attacked.values()))
         bars = [("before", GREY, _ious(first, clean=True))]
         bars += [(label, styles[label]["color"], _ious(result)) for label, result in some.items()]
         _bars(axes, bars, classes)
-        names = [first.classes[k] for k in classes]
-        stars = [one_line(f"{name} *" if name in critical else name, 18) for name in names]
-        axes.set_yticks(range(len(classes)), stars)
+        axes.set_yticks(range(len(classes)), names)
     tidy(panels, share_y=False)
     used = {label: styles[label] for label in styles if any(label in some for some in chosen)}
     legend(figure, panels, {"before the attack": {"color": GREY}, **used}, [False], "bar")

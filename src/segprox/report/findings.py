@@ -99,9 +99,10 @@ def _reached(group: Group) -> list[str]:
     """What attacks reached on the images that none of them broke: such an image need not be unharmed."""
     best: dict[Image, tuple[float, float, float]] = {}  # APSR, size and accuracy of the attack with the highest APSR
     for run in group.attacked.values():
-        for image, record in zip(run.by_image, run.records):
-            found = (record.found.apsr, group.unit.size(record), record.accuracy)
-            best[image] = max(found, best.get(image, found))
+        of = run.columns
+        reached = (of["found.apsr"], of.get(f"found.{group.norm}", of["norm"]), of["accuracy"])
+        for image, *found in zip(run.by_image, *(values.tolist() for values in reached)):
+            best[image] = max((found[0], found[1], found[2]), best.get(image, (found[0], found[1], found[2])))
     unbroken = [best[image] for image, size in smallest(group.attacked.values()).items() if size >= group.unit.unbroken]
     if not unbroken:
         return []
@@ -144,7 +145,8 @@ def until_sentence(result: RunResults) -> str | None:
     until, done = result.run.settings.until, len(result.records) + len(result.errors)
     if until is None:
         return None
-    total = max(done, min(result.header["images"], result.run.settings.limit or result.header["images"]))
+    images = result.header.get("images", 0)
+    total = max(done, min(images, result.run.settings.limit or images))
     if len(result.norms) < FEWEST:
         return f"{done} of {total} images, too few for a 95 % interval of the median, which takes {FEWEST}"
     low, high = (size * result.unit.factor for size in median_interval(result.norms))
@@ -243,8 +245,8 @@ def _least_right(group: Group, attacks: Iterable[str]) -> dict[Image, float]:
     """For each image the least accuracy that any of the attacks left."""
     least: dict[Image, float] = {}
     for run in (group.attacked[name] for name in attacks):
-        for image, record in zip(run.by_image, run.records):
-            least[image] = min(record.accuracy, least.get(image, 1.0))
+        for image, accuracy in run.accuracy_by_image.items():
+            least[image] = min(accuracy, least.get(image, 1.0))
     return least
 
 
@@ -296,18 +298,18 @@ def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
 
 
 def _rounding(results: Sequence[RunResults]) -> list[Statement]:
-    broken = [record for run in results for record in run.records if record.found.success]
-    undone = sum(not record.rounded.success for record in broken)
+    broken = sum(int(run.success.sum()) for run in results)
+    undone = sum(int((run.columns["rounded.success"][run.success] == 0).sum()) for run in results)
     if not broken:
         return []
-    text = f"Rounding to 8 bits, as in a picture file, undoes {undone} of {len(broken)} successful attacks."
+    text = f"Rounding to 8 bits, as in a picture file, undoes {undone} of {broken} successful attacks."
     if not undone:
         return [Statement("bad", text)]
     return [Statement("note", f"{text} That is no defence: an attacker who knows of it can round first.")]
 
 
 def _own_labels(results: Sequence[RunResults]) -> list[Statement]:
-    own = sorted({run.run.dataset for run in results if any(record.labels == "model" for record in run.records)})
+    own = sorted({run.run.dataset for run in results if (run.columns["labels"] == "model").any()})
     if not own:
         return []
     return [

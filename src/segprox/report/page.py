@@ -27,9 +27,10 @@ from segprox.report.requirements import Judged, conclude
 from segprox.report.results import RunResults
 from segprox.report.statistics import Summary, summarise
 from segprox.report.units import Unit
-from segprox.run.record import Record
+from segprox.run.columns import NUMBERS, TEXTS
 
 PICTURE_LIMIT = 40_000_000  # bytes of full pictures in a page: browsers stay quick, and mail servers may still take it
+SHOWN = {*NUMBERS, *TEXTS}  # of a record
 POINTS = 300  # of a curve; more cannot be told apart on a screen
 SCRIPTS = ("base.js", "tables.js", "curves.js", "classes.js", "viewer.js", "gallery.js", "start.js")
 
@@ -188,7 +189,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _subtitle(results: Sequence[RunResults]) -> str:
-    images = {(result.run.dataset, record.image) for result in results for record in result.records}
+    images = {(result.run.dataset, image) for result in results for image in result.columns["image"].tolist()}
     attacks = {str(result.run.attack) for result in results}
     days = sorted({str(result.header["started"])[:10] for result in results if result.header.get("started")})
     parts = [count_of(len(attacks), "attack"), count_of(len(images), "image"), count_of(len(results), "run")]
@@ -287,7 +288,7 @@ def _about(result: RunResults) -> dict[str, str]:
 
 def _fingerprint(result: RunResults) -> str:
     """Two reports of the same records show the same."""
-    keys = "".join([*(record.key for record in result.records), *(error.key for error in result.errors)])
+    keys = "".join([*result.columns["key"].tolist(), *(error.key for error in result.errors)])
     return f"{len(result.records)}, hash of their keys {hashlib.blake2b(keys.encode(), digest_size=8).hexdigest()}"
 
 
@@ -323,9 +324,7 @@ def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[st
                 "palette": _palette(result),
                 "curves": _curves(result),
                 "iou": _class_iou(result),
-                "records": [
-                    _record(record, result.unit, pictures.get(f"{i}-{j}")) for j, record in enumerate(result.records)
-                ],
+                "records": [_record(result, j, pictures.get(f"{i}-{j}")) for j in range(len(result.records))],
             }
             for i, (group, name, result) in enumerate(shown)
         ],
@@ -369,19 +368,24 @@ def _class_iou(result: RunResults) -> list[list[float | None]]:
     return [_numbers(type(counts)(*(c.sum(0) for c in counts)).iou()) for counts in pooled]
 
 
-def _record(record: Record, unit: Unit, pictures: Thumbnails | None) -> dict[str, Any]:
-    found, rounded = record.found, record.rounded
+def _record(result: RunResults, j: int, pictures: Thumbnails | None) -> dict[str, Any]:
+    unit, row = result.unit, {name: values[j].item() for name, values in result.columns.items() if name in SHOWN}
     return {
-        "image": record.image, "size": _number(unit.size(record) * unit.factor), "linf": _number(found.linf * 255),
-        "l2": _number(found.l2), "apsr": _number(found.apsr), "success": found.success, "rounded": rounded.success,
-        "attacked": found.attacked, "protected": found.protected,
-        "roundedSize": _number(unit.rounded_size(rounded) * unit.factor),
-        "cleanAccuracy": _number(record.clean_accuracy), "accuracy": _number(record.accuracy),
-        "forwards": record.forwards, "backwards": record.backwards, "seconds": _number(record.seconds),
-        "height": record.height, "width": record.width, "hash": record.image_hash, "key": record.key,
+        "image": row["image"], "size": _number(row.get(f"found.{unit.norm}", row["norm"]) * unit.factor),
+        "linf": _number(row["found.linf"] * 255), "l2": _number(row["found.l2"]), "apsr": _number(row["found.apsr"]),
+        "success": bool(row["found.success"]), "rounded": bool(row["rounded.success"]),
+        "attacked": _known(row["found.attacked"]), "protected": _known(row["found.protected"]),
+        "roundedSize": _number(row.get(f"rounded.{unit.norm}", math.nan) * unit.factor),
+        "cleanAccuracy": _number(row["clean_accuracy"]), "accuracy": _number(row["accuracy"]),
+        "forwards": int(row["forwards"]), "backwards": int(row["backwards"]), "seconds": _number(row["seconds"]),
+        "height": int(row["height"]), "width": int(row["width"]), "hash": row["image_hash"], "key": row["key"],
         "pictures": None if pictures is None else "full" if pictures.parts else "small",
         "classes": pictures.classes if pictures else [],
     }  # fmt: skip
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _number(value: float) -> float | None:

@@ -13,8 +13,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from segprox.report.groups import Group
 from segprox.report.units import Unit
@@ -25,6 +26,7 @@ INKS = {"#CC79A7": "#A34D7A", "#E69F00": "#946600", "#56B4E9": "#2177AC"}  # dar
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))  # 28 with the colours
 MARKERS = "osD^vPX*"
 GREY = "#9A9A9A"
+LEFT, RIGHT, TOP, BOTTOM = 0.78, 0.2, 0.52, 0.46  # inches around a panel, for its names and numbers
 LINEAR = 2.0  # x 255: up to here norms are drawn to scale, above it logarithmically, as in the paper
 TICKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 255)  # of linf
 ROUND = tuple(factor * 10.0**power for power in range(-4, 9) for factor in (1, 2, 5))  # for everything else
@@ -70,17 +72,32 @@ def ink(style: Mapping[str, Any]) -> str:
     return INKS.get(colour, colour)
 
 
-def make_panels(groups: Sequence[Group], height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    """A panel for each group, models side by side where they fit."""
+def make_panels(groups: Sequence[Group], height: float = 2.9, left: float = LEFT) -> tuple[Figure, list[Axes]]:
+    """A panel for each group, models side by side where they fit.
+
+    Panels have margins in inches. A layout that looks for the best ones draws everything several times over.
+    """
     models = len({group.model for group in groups})
     columns = min(len(groups), models if 2 <= models <= 3 else 3)
     rows = ceil(len(groups) / columns)
-    width = 5.4 if columns == 1 else 4.1 * columns
-    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    width = (5.4 if columns == 1 else 4.1) + left - LEFT
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.subplots_adjust(
+        left=left / width / columns, right=1 - RIGHT / width / columns, wspace=(left + RIGHT) / (width - left - RIGHT),
+        bottom=BOTTOM / height / rows, top=1 - TOP / height / rows, hspace=(TOP + BOTTOM) / (height - TOP - BOTTOM),
+    )  # fmt: skip
     panels = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for axes in panels[len(groups) :]:
         axes.remove()
+    for axes in panels[: len(groups)]:
+        axes.xaxis.set_label_coords(0.5, 0, transform=_moved(axes, 0, -0.26))
+        axes.yaxis.set_label_coords(0, 0.5, transform=_moved(axes, 0.2 - left, 0))
     return figure, panels[: len(groups)]
+
+
+def _moved(axes: Axes, x: float, y: float) -> Transform:
+    """The panel's own coordinates, from 0 to 1, moved by inches."""
+    return axes.transAxes + ScaledTranslation(x, y, axes.figure.dpi_scale_trans)
 
 
 def title(axes: Axes, group: Group) -> None:
@@ -90,10 +107,9 @@ def title(axes: Axes, group: Group) -> None:
     note = f"{images} image{'' if images == '1' else 's'}" + (
         "" if errors == "0" else f", {errors} error{'' if errors == '1' else 's'}"
     )
-    axes.set_title(one_line(group.model, 42), loc="left", fontweight="bold", pad=19)
+    axes.set_title(one_line(group.model, 42), loc="left", fontweight="bold", pad=19, y=1.0)
     below = f"{one_line(f'{group.dataset}, {group.goal}', 34)}: {note}"
-    lifted = axes.transAxes + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)  # 5 points above the panel
-    axes.text(0, 1, below, transform=lifted, va="bottom", color="#444444")
+    axes.text(0, 1, below, transform=_moved(axes, 0, 5 / 72), va="bottom", color="#444444")
 
 
 def _range(counts: Iterable[int]) -> str:
@@ -125,18 +141,21 @@ def _column(axes: Axes) -> int:
 
 
 def legend(
-    figure: Figure, panels: Sequence[Axes], styles: Styles, labelled: Sequence[bool], kind: str = "line"
+    figure: Figure, panels: Sequence[Axes], styles: Styles, labelled: Iterable[bool], kind: str = "line"
 ) -> None:
     """One for the whole figure, unless everything is labelled where it is. Kinds: line, marker, bar."""
-    if all(labelled):
+    if all(labelled):  # which labels no more panels once one has no room
         return
     for axes in panels:  # either all labels or the legend
         for text in [text for text in axes.texts if isinstance(text, Annotation)]:
             text.remove()
     handles = [_handle(style, kind) for style in styles.values()]
     names = [one_line(label) for label in styles]
-    columns = max(1, int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, names)))))
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), columns))
+    columns = min(len(names), max(1, int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, names))))))
+    before, room, now = figure.get_figheight(), 0.15 + 0.2 * ceil(len(names) / columns), figure.subplotpars
+    figure.set_figheight(after := before + room)
+    figure.subplots_adjust(bottom=(now.bottom * before + room) / after, top=1 - (1 - now.top) * before / after)
+    figure.legend(handles, names, loc="lower center", ncols=columns)
 
 
 def _handle(style: Mapping[str, Any], kind: str) -> Line2D:
@@ -207,6 +226,11 @@ def _fixed_ticks(axis: Axis, ticks: Sequence[float]) -> None:
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:,.12g}".replace(",", " ") if value >= 10_000 else f"{value:g}")
+
+
+def text_width(text: str) -> float:
+    """Inches that a text is wide where nothing is said about its size."""
+    return float(TextPath((0, 0), text, size=STYLE["font.size"]).get_extents().width) / 72 if text.strip() else 0.0
 
 
 def one_line(name: str, most: int = 40) -> str:

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from segprox.report.results import RunResults
@@ -38,11 +39,11 @@ def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, 
     found: dict[str, Thumbnails] = {}
     used = unreadable = 0
     for i, j in _fairly(results):
-        record = results[i].records[j]
-        if not record.preview:
+        preview = str(results[i].columns["preview"][j])
+        if not preview:
             continue
         try:
-            parts = decode_preview(_inside(results[i].folder, record.preview).read_bytes())
+            parts = decode_preview(_inside(results[i].folder, preview).read_bytes())
             thumbnail, classes = _thumbnail(parts), _classes(parts)
         except UNREADABLE:
             unreadable += 1
@@ -63,7 +64,7 @@ def _fairly(results: Sequence[RunResults]) -> Iterator[tuple[int, int]]:
 
 def _worst_first(run: RunResults) -> list[int]:
     """The smallest changes that break an image, then what came nearest to breaking one."""
-    return sorted(range(len(run.records)), key=lambda j: (run.norms[j], -run.records[j].found.apsr))
+    return [int(j) for j in np.lexsort((-run.columns["found.apsr"], run.norms))]
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from segprox.attacks import Callback
 from segprox.attacks import Progress as Iteration
-from segprox.report.results import results_of
+from segprox.report.results import RunResults, results_of
 from segprox.report.statistics import summarise
 from segprox.report.units import Unit
 from segprox.run.engines import choose_engine
@@ -213,17 +213,16 @@ def progress_bar(console: Console, unit: str = "steps") -> Progress:
 
 def summary(status: Status) -> str:
     """A run in a line."""
-    found, broken, reached = found_text(status)
+    found, broken, reached = found_text(*results_of([status])) if status.done else ("-", "0 of 0", "")
     errors = f"{status.errors} errors" if status.errors else ""
     median = found if _within_epsilon(status) else f"median {found}"
     return ", ".join(filter(None, [median, f"{broken} broken", reached, errors]))
 
 
-def found_text(status: Status) -> tuple[str, str, str]:
+def found_text(result: RunResults) -> tuple[str, str, str]:
     """The median size, or what is left within epsilon; how many images are broken; what was reached on the others."""
-    if not status.done:
+    if not result.records:
         return "-", "0 of 0", ""
-    (result,) = results_of([status])
     found, unit, epsilon = summarise(result), result.unit, result.epsilon
     broken = f"{found.broken} of {found.images}"
     if epsilon is not None:  # such an attack does not look for the smallest size

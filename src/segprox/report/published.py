@@ -197,10 +197,7 @@ def _costs(beside: Sequence[_Beside]) -> Table:
     rows = []
     for entry in beside:
         forwards, backwards = published()["complexity"].get(entry.attack, (None, None))
-        means = [
-            float(np.mean([getattr(record, name) for record in entry.result.records]))
-            for name in ("forwards", "backwards", "seconds")
-        ]
+        means = [float(np.mean(entry.result.columns[name])) for name in ("forwards", "backwards", "seconds")]
         cells = (means[0], forwards, means[1], backwards, means[2], entry.published.seconds)
         rows.append((*entry.names, entry.summary.images, *cells))
     columns = (

@@ -1,7 +1,7 @@
 """What stores hold, ready for tables, figures and pages."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from segprox.counts import Counts
 from segprox.report.units import LINF, Unit
+from segprox.run.columns import Columns, IndexedRecords, Latest, columns_of, read_latest
 from segprox.run.evaluate import Status
 from segprox.run.plan import Run
 from segprox.run.record import ImageError, Record
@@ -28,7 +29,7 @@ class RunResults:
     folder: Path
     run: Run
     header: dict[str, Any]  # classes, palette, norm, cost, environment, ...
-    records: tuple[Record, ...]
+    records: Sequence[Record]
     errors: tuple[ImageError, ...]
     unit: Unit = LINF
 
@@ -36,8 +37,13 @@ class RunResults:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; numbers where the dataset has none."""
         known = tuple(self.header.get("classes") or ())
-        count = len(self.records[0].counts.tp) if self.records else 0
+        count = self.columns["counts"].shape[2] if self.records else 0
         return known or tuple(str(k) for k in range(count))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The records as arrays."""
+        return self.records.columns if isinstance(self.records, IndexedRecords) else columns_of(self.records)
 
     @property
     def epsilon(self) -> float | None:
@@ -47,7 +53,7 @@ class RunResults:
     @cached_property
     def sizes(self) -> Sizes:
         """The size of each record's perturbation, whether or not it is a success."""
-        sizes = np.array([self.unit.size(record) for record in self.records], dtype=np.float64)
+        sizes: Sizes = self.columns.get(f"found.{self.unit.norm}", self.columns["norm"])
         if self.epsilon is None:
             return sizes
         # Single precision rounds a perturbation of epsilon to a little more, which is within epsilon all the same.
@@ -66,44 +72,48 @@ class RunResults:
     @cached_property
     def accuracy_by_image(self) -> dict[Image, float]:
         """The pixel accuracy that the attack left, by image."""
-        return self._by_image([record.accuracy for record in self.records])
+        return self._by_image(self.columns["accuracy"].tolist())
 
     def _by_image(self, values: Iterable[float]) -> dict[Image, float]:
         seen: Counter[str] = Counter()
         found = {}
-        for record, value in zip(self.records, values):
-            found[record.image_hash, seen[record.image_hash]] = value
-            seen[record.image_hash] += 1
+        for image, value in zip(self.columns["image_hash"].tolist(), values):
+            found[image, seen[image]] = value
+            seen[image] += 1
         return found
 
     @cached_property
     def success(self) -> NDArray[np.bool_]:
         """Which images were broken."""
-        return np.array([record.found.success for record in self.records], dtype=bool)
+        return self.columns["found.success"].astype(np.bool_)
 
     def counts(self, clean: bool = False) -> Counts:
         """Pixels per class, `[images, classes]`, after the attack or before it."""
-        chosen = [record.clean_counts if clean else record.counts for record in self.records]
-        return Counts(*(np.array([getattr(c, name) for c in chosen], dtype=np.int64) for name in ("tp", "fp", "fn")))
+        tp, fp, fn = self.columns["clean_counts" if clean else "counts"].astype(np.int64).swapaxes(0, 1)
+        return Counts(tp, fp, fn)
 
 
 def load_runs(folders: Sequence[Path]) -> list[RunResults]:
     """All runs in these folders, each a run or a folder of runs."""
-    return [_load(store, store.latest()) for folder in folders for store in stores(folder)]
+    return [load_run(store) for folder in folders for store in stores(folder)]
+
+
+def load_run(store: Store) -> RunResults:
+    """What is in the folder of a run."""
+    return _load(store, read_latest(store))
 
 
 def results_of(statuses: Sequence[Status]) -> list[RunResults]:
     """What an evaluation was asked for: not what else its folders may hold, such as images beyond its limit."""
-    return [_load(status.store, status.records) for status in statuses]
+    return [_load(status.store, Latest.of(status.records)) for status in statuses]
 
 
-def _load(store: Store, records: Mapping[str, Record | ImageError]) -> RunResults:
-    latest = sorted(records.values(), key=lambda record: record.image)
+def _load(store: Store, latest: Latest) -> RunResults:
     return RunResults(
         folder=store.folder,
         run=store.run,
         header=store.header,
-        records=tuple(record for record in latest if isinstance(record, Record)),
-        errors=tuple(record for record in latest if isinstance(record, ImageError)),
+        records=latest.records,
+        errors=latest.errors,
         unit=Unit.of(store),
     )

@@ -61,35 +61,35 @@ class Summary:
 
 def summarise(result: RunResults) -> Summary:
     """All numbers of a run."""
-    records = result.records
-    found, rounded = [record.found for record in records], [record.rounded for record in records]
-    coarse = np.array([result.unit.rounded_size(score) if score.success else result.unit.unbroken for score in rounded])
-    seconds = [record.seconds for record in records]
-    held = [record for record in records if not record.found.success]
+    of, broken = result.columns, result.success
+    rounded = of["rounded.success"].astype(np.bool_)
+    coarse_sizes = of.get(f"rounded.{result.unit.norm}", np.full(len(broken), nan))  # scores do not have every norm
+    coarse = np.where(rounded, coarse_sizes, result.unit.unbroken)
+    sizes = of.get(f"found.{result.unit.norm}", of["norm"])
     return Summary(
-        images=len(records),
+        images=len(broken),
         errors=len(result.errors),
-        broken=int(result.success.sum()),
+        broken=int(broken.sum()),
         median=median_size(result.norms),
         interval=median_interval(result.norms),
         mean=_mean(result.norms),
-        l2=median_size([score.l2 if score.success else np.inf for score in found]),
-        l1=median_size([score.l1 if score.success else np.inf for score in found]),
-        apsr=_median(score.apsr for score in found),
-        forwards=_median(record.forwards for record in records),
-        backwards=_median(record.backwards for record in records),
-        seconds=_median(seconds),
-        total_seconds=sum(seconds),
+        l2=median_size(np.where(broken, of["found.l2"], np.inf)),
+        l1=median_size(np.where(broken, of["found.l1"], np.inf)),
+        apsr=_median(of["found.apsr"]),
+        forwards=_median(of["forwards"]),
+        backwards=_median(of["backwards"]),
+        seconds=_median(of["seconds"]),
+        total_seconds=sum(of["seconds"].tolist()),
         accuracy=_pooled(result, pixel_accuracy, clean=True),
         attacked_accuracy=_pooled(result, pixel_accuracy),
         miou=_pooled(result, mean_iou, clean=True),
         attacked_miou=_pooled(result, mean_iou),
-        rounded_broken=sum(score.success for score in rounded),
+        rounded_broken=int(rounded.sum()),
         rounded_median=median_size(coarse),
         rounded_mean=_mean(coarse),
-        reached_apsr=_median(record.found.apsr for record in held),
-        reached_size=_median(map(result.unit.size, held)),
-        reached_accuracy=_median(record.accuracy for record in held),
+        reached_apsr=_median(of["found.apsr"][~broken]),
+        reached_size=_median(sizes[~broken]),
+        reached_accuracy=_median(of["accuracy"][~broken]),
     )
 
 

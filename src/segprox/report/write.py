@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from segprox.errors import SegproxError
 from segprox.report.contents import report_tables
-from segprox.report.figures import draw_figures, save_figure
+from segprox.report.figures import FORMATS, USUAL_FORMATS, draw_figures, save_figure
 from segprox.report.groups import group_runs
 from segprox.report.page import PageInfo, write_page
 from segprox.report.published import against as beside
@@ -33,6 +33,7 @@ def write_report(
     require: Sequence[Requirement] = (),
     critical: Sequence[str] = (),
     against: str | None = None,
+    formats: Sequence[str] = USUAL_FORMATS,
 ) -> Report:
     """Write tables, figures and the page.
 
@@ -42,7 +43,11 @@ def write_report(
         require: requirements, with which the page begins.
         critical: classes that come first, and are marked, wherever classes are shown.
         against: published numbers to show these runs beside, see `segprox.report.published`.
+        formats: of the figures, some of svg, png and pdf.
     """
+    for name in formats:
+        if name not in FORMATS:
+            raise SegproxError(f"figures cannot be written as {name!r}; the formats are: {', '.join(FORMATS)}")
     known = {name for result in results for name in result.classes}
     for name in critical:
         if name not in known:
@@ -52,7 +57,7 @@ def write_report(
     tables += [] if against is None else beside(results, against)
     with written_aside(folder) as aside:
         write_tables([*([requirement_table(judged)] if judged else []), *tables], aside / "tables")
-        write_figures(draw_figures(groups, critical), aside / "figures")
+        write_figures(draw_figures(groups, critical), aside / "figures", formats)
         page = write_page(results, aside / "index.html", judged=judged, critical=critical)
     return Report(tables, replace(page, path=folder / page.path.name))
 
@@ -93,8 +98,8 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
     (folder / "all.md").write_text(everything, encoding="utf-8", newline="\n")
 
 
-def write_figures(figures: Mapping[str, Figure], folder: Path) -> None:
-    """Each figure by its name, as SVG, PDF and PNG."""
+def write_figures(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str] = USUAL_FORMATS) -> None:
+    """Each figure by its name, in each format."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        save_figure(figure, folder / name)
+        save_figure(figure, folder / name, formats)
