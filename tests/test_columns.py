@@ -1,9 +1,12 @@
 """The index of a run: the same numbers as the lines, and never more than they say."""
 
+import re
+
 import numpy as np
 import pytest
 
 from segprox.errors import SegproxError
+from segprox.report import page
 from segprox.report.contents import report_tables
 from segprox.report.curves import anytime_curve
 from segprox.report.groups import group_runs
@@ -55,6 +58,14 @@ def test_the_index_says_what_the_lines_say(folder, tmp_path, monkeypatch):
     assert isinstance(run.records, columns.IndexedRecords)
     assert (tuple(run.records), run.errors) == (lines.records, lines.errors)
     assert not list(folder.glob(f".{columns.INDEX}*"))
+
+
+def test_a_page_of_too_many_records_lists_the_worst_and_says_so(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "RECORD_LIMIT", 2)
+    write_page(load_runs([folder]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "Of 3 records 2 are listed, the worst of each run" in text
+    assert re.findall('"image":"(.)"', text) == ["b", "c"]  # a is not broken
 
 
 def test_a_stale_index_is_made_again(folder, indexed):

@@ -22,7 +22,7 @@ from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_c
 from segprox.report.findings import same_images, statements, verdicts
 from segprox.report.groups import Group, by_norm, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
-from segprox.report.pictures import Thumbnails, count_of, coverage, read_pictures
+from segprox.report.pictures import Thumbnails, count_of, coverage, listed_records, read_pictures
 from segprox.report.requirements import Judged, conclude
 from segprox.report.results import RunResults
 from segprox.report.statistics import Summary, summarise
@@ -30,6 +30,7 @@ from segprox.report.units import Unit
 from segprox.run.columns import NUMBERS, TEXTS
 
 PICTURE_LIMIT = 40_000_000  # bytes of full pictures in a page: browsers stay quick, and mail servers may still take it
+RECORD_LIMIT = 20_000  # records in a page, about 8 MB
 SHOWN = {*NUMBERS, *TEXTS}  # of a record
 POINTS = 300  # of a curve; more cannot be told apart on a screen
 SCRIPTS = ("base.js", "tables.js", "curves.js", "classes.js", "viewer.js", "gallery.js", "start.js")
@@ -116,9 +117,10 @@ def write_page(
     """
     groups = group_runs(results)
     results = [run for group in groups for run in group.runs.values()]  # attacks to compare side by side
-    pictures, unreadable = read_pictures(results, limit)
-    covered = coverage(results, pictures, unreadable, limit)
-    content = _render(groups, pictures, covered, judged, critical).encode()
+    listed = listed_records(results, RECORD_LIMIT)
+    pictures, unreadable = read_pictures(results, limit, listed)
+    covered = coverage(results, pictures, unreadable, limit, listed)
+    content = _render(groups, pictures, listed, covered, judged, critical).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -132,6 +134,7 @@ def write_page(
 def _render(
     groups: Sequence[Group],
     pictures: dict[str, Thumbnails],
+    listed: Sequence[Sequence[int]],
     covered: str,
     judged: Sequence[Judged],
     critical: Sequence[str],
@@ -165,7 +168,7 @@ def _render(
         provenance=_provenance(shown),
         pictures=list(pictures.values()),
         coverage=covered,
-        data=_data(shown, pictures) | {"critical": list(critical)},
+        data=_data(shown, pictures, listed) | {"critical": list(critical)},
     )
 
 
@@ -298,7 +301,9 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[str, Any]:
+def _data(
+    shown: Sequence[Shown], pictures: Mapping[str, Thumbnails], listed: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """What scripts draw from."""
     names = [
         group.epsilon_labels.get(name, name) for group, name, _ in shown
@@ -324,7 +329,7 @@ def _data(shown: Sequence[Shown], pictures: Mapping[str, Thumbnails]) -> dict[st
                 "palette": _palette(result),
                 "curves": _curves(result),
                 "iou": _class_iou(result),
-                "records": [_record(result, j, pictures.get(f"{i}-{j}")) for j in range(len(result.records))],
+                "records": [_record(result, j, pictures.get(f"{i}-{place}")) for place, j in enumerate(listed[i])],
             }
             for i, (group, name, result) in enumerate(shown)
         ],

@@ -34,13 +34,23 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, Thumbnails], int]:
-    """The pictures of all records that have some, by run and record, and how many could not be read."""
+def listed_records(results: Sequence[RunResults], most: int) -> list[list[int]]:
+    """Which records of each run a page lists: all, or if they are too many the worst of each run, in their order."""
+    if sum(len(run.records) for run in results) <= most:
+        return [list(range(len(run.records))) for run in results]
+    return [sorted(_worst_first(run)[: most // len(results)]) for run in results]
+
+
+def read_pictures(
+    results: Sequence[RunResults], limit: int, listed: Sequence[Sequence[int]]
+) -> tuple[dict[str, Thumbnails], int]:
+    """The pictures of all listed records that have some, by run and place in its list, and how many are unreadable."""
+    places = [{j: place for place, j in enumerate(some)} for some in listed]
     found: dict[str, Thumbnails] = {}
     used = unreadable = 0
     for i, j in _fairly(results):
         preview = str(results[i].columns["preview"][j])
-        if not preview:
+        if not preview or j not in places[i]:
             continue
         try:
             parts = decode_preview(_inside(results[i].folder, preview).read_bytes())
@@ -52,7 +62,8 @@ def read_pictures(results: Sequence[RunResults], limit: int) -> tuple[dict[str, 
         size = sum(map(len, encoded.values()))
         fits = used + size <= limit
         used += size if fits else 0
-        found[f"{i}-{j}"] = Thumbnails(f"{i}-{j}", thumbnail, encoded if fits else None, classes)
+        name = f"{i}-{places[i][j]}"
+        found[name] = Thumbnails(name, thumbnail, encoded if fits else None, classes)
     return found, unreadable
 
 
@@ -97,11 +108,19 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def coverage(results: Sequence[RunResults], pictures: dict[str, Thumbnails], unreadable: int, limit: int) -> str:
-    """What the page says about pictures it does not have."""
-    records = sum(len(result.records) for result in results)
+def coverage(
+    results: Sequence[RunResults],
+    pictures: dict[str, Thumbnails],
+    unreadable: int,
+    limit: int,
+    listed: Sequence[Sequence[int]],
+) -> str:
+    """What the page says about records and pictures it does not have."""
+    records, whole = sum(map(len, listed)), sum(len(result.records) for result in results)
     full, without = sum(p.parts is not None for p in pictures.values()), records - len(pictures) - unreadable
     said = []
+    if records < whole:
+        said.append(f"Of {whole:,} records {records:,} are listed, the worst of each run; all else is of all of them.")
     if records and without == records:
         said.append("No pictures were kept of these runs; segprox evaluate keeps them with --save preview.")
     elif without:
