@@ -489,7 +489,7 @@ def test_report_command(segprox, tmp_path):
 def test_degenerate_runs_can_be_drawn(tmp_path, norms):
     groups = group_runs(make_results(tmp_path, norms))
     assert report_tables(groups)
-    assert set(draw_figures(groups)) == {"unbroken", "accuracy", "miou", "classes", "queries"}  # and no traces
+    assert set(dict(draw_figures(groups))) == {"unbroken", "accuracy", "miou", "classes", "queries"}  # and no traces
 
 
 def test_failures_only(segprox, tmp_path):
@@ -505,7 +505,7 @@ def test_no_classes_many_attacks_and_missing_previews(tmp_path):
         records = [make_record(f"i{k}", 0.01 * (1 + n) * (1 + k), preview="images/gone.png") for k in range(3)]
         make_store(tmp_path, make_run(f"attack-number-{n}"), records, {"classes": None})
     groups = group_runs(load_runs([tmp_path]))
-    figures = draw_figures(groups)
+    figures = dict(draw_figures(groups))
     assert len(figures["unbroken"].legends) == 1  # too many to label
     assert len(figures["classes"].axes[0].containers) == 4  # before, and the three strongest
     looks = {(line.get_color(), str(line.get_linestyle())) for line in figures["unbroken"].axes[0].get_lines()}
@@ -530,7 +530,7 @@ def test_the_same_report_twice_is_the_same(tmp_path):
     groups = group_runs(make_results(tmp_path / "in", {"fmn": [0.01, 0.02], "pdpgd": [0.02, None]}))
     for copy in "ab":
         (tmp_path / copy).mkdir()
-        save_figure(draw_figures(groups)["unbroken"], tmp_path / copy / "f")
+        save_figure(dict(draw_figures(groups))["unbroken"], tmp_path / copy / "f")
     for ending in ("svg", "pdf", "png"):
         assert (tmp_path / "a" / f"f.{ending}").read_bytes() == (tmp_path / "b" / f"f.{ending}").read_bytes()
 
@@ -593,7 +593,7 @@ def test_nothing_sticks_out_of_a_figure_or_into_another_panel(tmp_path, groups):
         replace(run, header=run.header | {"classes": ["Traffic Lights and Signs", "b", "c"]})
         for run in load_runs([tmp_path])
     ]
-    for figure in draw_figures(group_runs(runs)).values():
+    for figure in dict(draw_figures(group_runs(runs))).values():
         boxes = [axes.get_tightbbox() for axes in figure.axes] + [box.get_window_extent() for box in figure.legends]
         inside = Bbox.union([figure.bbox, *boxes])
         assert inside.bounds == figure.bbox.bounds
@@ -601,7 +601,9 @@ def test_nothing_sticks_out_of_a_figure_or_into_another_panel(tmp_path, groups):
 
 
 def test_few_curves_are_labelled_where_they_are(tmp_path):
-    figure = draw_figures(group_runs(make_results(tmp_path, {"fmn": [0.01, 0.02], "pdpgd": [0.1, 0.2]})))["unbroken"]
+    figure = dict(draw_figures(group_runs(make_results(tmp_path, {"fmn": [0.01, 0.02], "pdpgd": [0.1, 0.2]}))))[
+        "unbroken"
+    ]
     labels = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
     assert not figure.legends
     assert {"fmn", "pdpgd"} <= labels.keys()
@@ -624,7 +626,7 @@ def test_masking_variants():
     found = masking_variants(group)
     assert len(found.runs) == 2
     assert "alma-prox, masking none" in found.runs
-    assert "masking" in draw_figures([group])
+    assert "masking" in dict(draw_figures([group]))
 
 
 def test_axis_ends_at_a_tick():
@@ -647,7 +649,7 @@ def test_anytime_figure(tmp_path):
     for attack, norms in (("fmn", [0.01, 0.02]), ("pdpgd", [0.05, 0.1]), ("hopeless", [None, None])):
         make_store(tmp_path, make_run(attack), traced(norms))
     make_store(tmp_path, make_run("from-before"), [make_record("i0"), make_record("i1")])
-    figure = draw_figures(group_runs(load_runs([tmp_path])))["anytime"]
+    figure = dict(draw_figures(group_runs(load_runs([tmp_path]))))["anytime"]
     lines = [line.get_xydata() for line in figure.axes[0].get_lines() if line.get_color() != "#BBBBBB"]
     assert len(lines) == 3
     ends = sorted(line[-1, 1] for line in lines)
@@ -657,7 +659,7 @@ def test_anytime_figure(tmp_path):
 
 def test_attacks_that_asked_nothing_can_be_drawn(tmp_path):
     make_store(tmp_path, make_run(), [make_record("void", 0.0, False, trace=[], forwards=0, backwards=0)])
-    assert "anytime" in draw_figures(group_runs(load_runs([tmp_path])))
+    assert "anytime" in dict(draw_figures(group_runs(load_runs([tmp_path]))))
 
 
 def test_every_norm_has_its_own_tables_and_figures(segprox, tmp_path):

@@ -349,11 +349,11 @@ def test_fixed_epsilon_attacks_are_told_in_their_own_terms(segprox_cli, tmp_path
     curve = epsilon_curve(group_runs(fixed.runs)[0].by_epsilon["fgsm"], pixel_accuracy)
     assert curve.x.tolist() == pytest.approx([0, 2 / 255, 8 / 255])
     assert curve.y.tolist() == pytest.approx([by_epsilon[2][8], by_epsilon[2][9], by_epsilon[8][9]])
-    (panel,) = draw_figures(group_runs(results.runs))["accuracy"].axes
+    (panel,) = dict(draw_figures(group_runs(results.runs)))["accuracy"].axes
     (dots,) = (line for line in panel.lines if line.get_marker() == "o")
     assert list(dots.get_xdata()) == pytest.approx([0, 2, 8])
     assert list(dots.get_ydata()) == curve.y.tolist()
-    (panel,) = draw_figures(group_runs(results.runs))["unbroken"].axes
+    (panel,) = dict(draw_figures(group_runs(results.runs)))["unbroken"].axes
     assert [text.get_text() for text in panel.texts[1:]] == ["fmn"]  # after the panel's title
     output = segprox_cli("runs", tmp_path)[1]
     assert f"{by_epsilon[2][9]:.1%} right at 2.0/255" in output

@@ -1,6 +1,6 @@
 """Figures of runs, for screens and for print."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -47,31 +47,33 @@ FORMATS = ("svg", "png", "pdf")
 USUAL_FORMATS = FORMATS[:2]  # drawing is most of what a report takes
 
 
-def draw_figures(groups: Sequence[Group], critical: Sequence[str] = ()) -> dict[str, Figure]:
-    """All figures by name, for each norm; those with nothing to show are left out. Critical classes come first."""
+def draw_figures(groups: Sequence[Group], critical: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
+    """All figures with their names, for each norm, one at a time: of many runs each takes much memory.
+
+    Those with nothing to show are left out. Critical classes come first.
+    """
     shown = [group for group in groups if group.attacked]
-    with style():
-        return {
-            f"{name}{unit.suffix}": figure
-            for unit, some in by_norm(shown).items()
-            for name, figure in _draw(some, critical).items()
-        }
+    for unit, some in by_norm(shown).items():
+        for name, draw in _drawers(some, critical).items():
+            with style():
+                figure = draw()
+            if figure is not None:
+                yield f"{name}{unit.suffix}", figure
 
 
-def _draw(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Figure]:
-    """The figures of groups that share a norm."""
+def _drawers(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Callable[[], Figure | None]]:
+    """What draws the figures of groups that share a norm."""
     # Attacks that stay within epsilon do not look for the smallest perturbation.
     minimal = [chosen for group in groups if (chosen := group.of_family("minimal")).attacked]
-    found = {
-        "unbroken": draw_unbroken(minimal),
-        "accuracy": draw_measure(groups, pixel_accuracy, "pixel accuracy"),
-        "miou": draw_measure(groups, mean_iou, "mean IoU"),
-        "classes": draw_classes(groups, critical),
-        "queries": draw_queries(minimal),
-        "anytime": draw_anytime(minimal),
-        "masking": draw_unbroken([group for group in map(masking_variants, minimal) if group.runs]),
+    return {
+        "unbroken": lambda: draw_unbroken(minimal),
+        "accuracy": lambda: draw_measure(groups, pixel_accuracy, "pixel accuracy"),
+        "miou": lambda: draw_measure(groups, mean_iou, "mean IoU"),
+        "classes": lambda: draw_classes(groups, critical),
+        "queries": lambda: draw_queries(minimal),
+        "anytime": lambda: draw_anytime(minimal),
+        "masking": lambda: draw_unbroken([group for group in map(masking_variants, minimal) if group.runs]),
     }
-    return {name: figure for name, figure in found.items() if figure}
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> None:

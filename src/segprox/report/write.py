@@ -1,7 +1,7 @@
 """Reports as files: tables, figures and the page."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -98,8 +98,8 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
     (folder / "all.md").write_text(everything, encoding="utf-8", newline="\n")
 
 
-def write_figures(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str] = USUAL_FORMATS) -> None:
+def write_figures(figures: Iterable[tuple[str, Figure]], folder: Path, formats: Sequence[str] = USUAL_FORMATS) -> None:
     """Each figure by its name, in each format."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
+    for name, figure in figures:
         save_figure(figure, folder / name, formats)
