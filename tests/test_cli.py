@@ -1,14 +1,17 @@
 """The command line, called as a user would."""
 
 import errno
+import io
 import re
 
 import pytest
 import torch
 
 from segprox.attacks import ATTACKS, describe, make_attack, state_bytes
+from segprox.cli.base import SafeConsole
 from segprox.data import DATASETS
 from segprox.models import held_bytes, load_model
+from segprox.report.progress import progress_bar
 from segprox.run.store import stores
 from segprox.run.worker import Worker
 
@@ -262,3 +265,13 @@ def test_every_attack_can_be_shown(segprox, name):
     for field in describe(make_attack(name)):
         assert field.meaning, field.name
         assert not field.meaning.startswith("of "), field  # a meaning has its noun
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_bar_is_never_unrolled_into_lines(width):
+    console = SafeConsole(file=io.StringIO(), width=width)
+    with progress_bar(console, "images") as bar:
+        bar.add_task("all runs", total=12, completed=3)
+    text = console.file.getvalue()
+    assert "Bar" not in text
+    assert len(text.strip().splitlines()) == 1

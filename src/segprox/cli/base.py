@@ -44,18 +44,21 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """What is printed, piece by piece."""
         options = options or self.options
-        if isinstance(renderable, Table) and self._needed(renderable) > options.max_width:
+        if isinstance(renderable, Table) and self._cut(renderable, options.max_width):
             renderable = _unrolled(renderable)
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=CONTROL.sub("", segment.text))
 
-    def _needed(self, table: Table) -> int:
-        """The least that a table needs, where only some of its columns may be wrapped."""
-        needed = 0
+    def _cut(self, table: Table, width: int) -> bool:
+        """Whether a table needs more than a width, where only some of its columns may be wrapped.
+
+        Bars, which are tables without headings, may be cut.
+        """
+        needed = 2 * len(table.columns)
         for column in table.columns:
             measured = [Measurement.get(self, WIDE, cell) for cell in (column.header, column.footer, *column.cells)]
             needed += max(each.maximum if column.no_wrap else each.minimum for each in measured)
-        return needed + 2 * len(table.columns)
+        return table.show_header and needed > width
 
 
 def _unrolled(table: Table) -> Stack:

@@ -134,7 +134,8 @@ class TerminalBar(Bar):
 
     def __init__(self, console: Console) -> None:
         self.bar = progress_bar(console, "images")
-        self.overall, self.current = self.bar.add_task("all runs", total=None), self.bar.add_task("", total=None)
+        self.overall = self.bar.add_task("all runs", total=None)
+        self.current = self.bar.add_task("", total=None, visible=False)
 
     def start(self, statuses: Sequence[Status]) -> None:
         """Show the bars."""
@@ -153,7 +154,7 @@ class TerminalBar(Bar):
     def draw(self, now: str, status: Status | None = None) -> None:
         """Move the bars."""
         self.bar.update(self.overall, completed=self.done, total=self.total)
-        self.bar.update(self.current, description=now)
+        self.bar.update(self.current, description=now, visible=bool(now))
         if status is not None:
             self.bar.update(self.current, completed=len(status.records), total=len(status.records) + status.left)
 
