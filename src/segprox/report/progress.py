@@ -160,7 +160,7 @@ class TerminalBar(Bar):
 
 
 class NotebookBar(Bar):
-    """One picture in the output of a cell, drawn anew as images are attacked."""
+    """One picture in the output of a cell, drawn again as images are attacked."""
 
     def __init__(self) -> None:
         ipython = import_module("IPython.display")  # there is one wherever this runs

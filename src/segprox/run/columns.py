@@ -1,7 +1,7 @@
 """The records of a run as arrays, and an index of them beside the lines, by which large stores are read quickly.
 
 The lines are the truth. An index names the bytes that it was made from: one of other bytes, of another version, or
-damaged, is made anew; where it cannot be written, or a run is small, the lines are read as they are.
+damaged, is made again; where it cannot be written, or a run is small, the lines are read as they are.
 """
 
 import hashlib
