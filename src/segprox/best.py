@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from segprox.norms import finest
 from segprox.problem import Problem
 
 Keep = Literal["smallest", "most"]
@@ -23,7 +24,7 @@ class BestPoints:
         self.keep = keep
         self.images = problem.images.clone()
         self.norm = problem.images.new_zeros(len(problem))
-        self.apsr = torch.full((len(problem),), -1.0, dtype=torch.float64, device=problem.images.device)
+        self.apsr = torch.full((len(problem),), -1.0, dtype=finest(problem.images.device), device=problem.images.device)
         self.success = torch.zeros(len(problem), dtype=torch.bool, device=problem.images.device)
         self._radius = torch.zeros_like(self.norm)  # of the ball that the best success was found in, if it had one
 

@@ -1,6 +1,7 @@
 """Norms of perturbations, one number per image, and the balls they make."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,13 +10,25 @@ from torch import Tensor
 NormName = Literal["l0", "l1", "l2", "linf"]
 
 
-def per_image(reduce: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+def finest(device: torch.device) -> torch.dtype:
+    """The most precise floats that the device has: float64, but on Apple's MPS float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def per_image(reduce: Callable[..., Tensor], batch: Tensor) -> Tensor:
     """Apply a full reduction to each image of `batch` `[B, ...]` on its own; returns `[B]`.
 
-    A reduction over a whole batch may add in another order than over a single image, because torch splits the work
-    by shape and threads. Reducing image by image keeps results independent of the batch, bit for bit.
+    `reduce` is called with an image, or with a flat batch and `dim=1`.
+
+    On CPUs a reduction over a whole batch may add in another order than over a single image, because torch splits the
+    work by shape and threads. Reducing image by image keeps results independent of the batch, bit for bit. Elsewhere
+    the model's own rounding depends on the batch anyway, and one operation for all images is far quicker.
     """
-    return torch.stack([reduce(image) for image in batch]) if len(batch) else batch.new_zeros(0)
+    if not len(batch):
+        return batch.new_zeros(0)
+    if batch.device.type == "cpu":
+        return torch.stack([reduce(image) for image in batch])
+    return reduce(batch.flatten(1), dim=1)
 
 
 def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
@@ -40,7 +53,7 @@ def distance(difference: Tensor, norm: NormName) -> Tensor:
     if norm == "l0":
         return (difference != 0).any(1).flatten(1).sum(1).to(difference.dtype)
     order = {"l1": 1, "l2": 2}[norm]
-    return per_image(lambda image: torch.linalg.vector_norm(image, order), flat)
+    return per_image(partial(torch.linalg.vector_norm, ord=order), flat)
 
 
 def dual(norm: NormName) -> NormName:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from segprox.errors import SegproxError
-from segprox.norms import per_image
+from segprox.norms import finest, per_image
 
 RANGE_TOLERANCE = 1e-5  # float rounding of a resize or a normalise/denormalise round trip
 
@@ -35,7 +35,11 @@ def predictions(logits: Tensor) -> Tensor:
     The same as `logits.argmax(1)` but for NaN. On CPUs argmax over a strided axis is slow (a tenth of a small network's
     forward and backward); comparing plane by plane with the maximum is vectorised and stays within the caches.
     """
-    num_classes, largest = logits.shape[1], logits.amax(1)
+    num_classes = logits.shape[1]
+    if logits.device.type != "cpu":
+        highest, first = logits.max(1)
+        return first.masked_fill_(highest.isnan(), num_classes)
+    largest = logits.amax(1)
     rank, is_largest = torch.zeros_like(largest), torch.empty_like(largest)
     for k, plane in enumerate(logits.unbind(1)):
         torch.eq(plane, largest, out=is_largest)
@@ -271,7 +275,7 @@ class Problem:
 
 
 def _share(pixels: Tensor, count: Tensor) -> Tensor:
-    return pixels.flatten(1).sum(1).double() / count.clamp(min=1)
+    return pixels.flatten(1).sum(1, dtype=finest(pixels.device)) / count.clamp(min=1)
 
 
 def _rescaled(share: Tensor, old: float, new: float) -> Tensor:

@@ -38,7 +38,7 @@ class Journal:
         """One per image, empty if there was no success."""
         if not self._norms:
             return ((),) * self.size
-        queries, norms = torch.stack(self._queries, 1).cpu(), torch.stack(self._norms, 1).double().cpu()
+        queries, norms = torch.stack(self._queries, 1).cpu(), torch.stack(self._norms, 1).cpu().double()
         before = torch.cat([torch.full_like(norms[:, :1], torch.nan), norms[:, :-1]], 1)
         changed = ((norms != before) & ~norms.isnan()).tolist()
         return tuple(

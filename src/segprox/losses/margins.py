@@ -27,15 +27,14 @@ def margin(logits: Tensor, labels: Tensor, *, targeted: bool | Tensor = False, t
         tolerance: epsilon; added last, so it tightens the constraint `values <= 0` in both modes.
     """
     sign = 1.0 - 2.0 * targeted
-    first, second = _largest(logits, 2)
-    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
-    other = _largest_other(own, first, second)
+    own, other = _own_and_other(logits, labels)
+    values = (own - other).mul_(sign)
 
     def pullback(weights: Tensor) -> Tensor:
-        known = torch.where(own.isnan() | other.isnan(), 0, sign * weights)  # NaN logits push nowhere
+        known = (sign * weights).masked_fill_(values.isnan(), 0)  # NaN logits push nowhere
         return _gradient(logits, labels, known, own, [(other, -known)])
 
-    return Loss((own - other).mul_(sign).add_(tolerance), pullback)
+    return Loss(values + tolerance, pullback)
 
 
 @in_strips
@@ -50,9 +49,7 @@ def soft_margin(logits: Tensor, labels: Tensor, *, softness: Tensor) -> Loss:
         labels: y, `[B, H, W]`, valid classes everywhere.
         softness: s > 0 of each image, `[B, 1, 1]`.
     """
-    first, second = _largest(logits, 2)
-    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
-    other = _largest_other(own, first, second)
+    own, other = _own_and_other(logits, labels)
     share = (logits - other.unsqueeze(1)).div_(softness.unsqueeze(1)).exp_().nan_to_num_(nan=0.0)
     share.scatter_(1, labels.unsqueeze(1), 0.0)
     total = share.sum(1).clamp_(min=1)  # the largest other class has 1 in it, unless there is a NaN
@@ -83,7 +80,7 @@ def dlr_plus(logits: Tensor, labels: Tensor, *, targeted: bool | Tensor = False,
     sign = -1.0 if targeted else 1.0
     ranked = _largest(logits, 4 if targeted else 3)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
-    other = _largest_other(own, ranked[0], ranked[1])
+    other = torch.where(own == ranked[0], ranked[1], ranked[0])
     lows = _low_ends(ranked, 2 if targeted else 1)
     width = ranked[0].clone()
     for low in lows:
@@ -126,8 +123,11 @@ def _low_ends(ranked: list[Tensor], count: int) -> list[_LowEnd]:
 def _largest(logits: Tensor, count: int) -> list[Tensor]:
     """The `count` largest logits of each pixel (or all K if fewer), largest first, each `[B, H, W]`.
 
-    Insertion by minima and maxima, one class plane after the other: vectorised, unlike topk over a strided axis.
+    On CPUs insertion by minima and maxima, one class plane after the other: vectorised, unlike topk over a strided
+    axis. Elsewhere one maximum after the other, each over all classes: few operations, whatever K is.
     """
+    if logits.device.type != "cpu":
+        return _maxima(logits, min(count, logits.shape[1]))
     planes = logits.unbind(1)
     ranked = [planes[0].clone()]
     for plane in planes[1:]:
@@ -140,24 +140,45 @@ def _largest(logits: Tensor, count: int) -> list[Tensor]:
     return ranked
 
 
-def _largest_other(own: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The largest logit of another class: the second largest where the label's own is the largest."""
-    return torch.where(own == first, second, first)
+def _maxima(logits: Tensor, count: int) -> list[Tensor]:
+    """The `count` largest logits of each pixel: the maximum is taken out as often as needed."""
+    left, ranked = logits.clone() if count > 1 else logits, []
+    for i in range(count):
+        value, index = left.max(1, keepdim=True)
+        ranked.append(value.squeeze(1))
+        if i + 1 < count:
+            left.scatter_(1, index, -torch.inf)
+    return ranked
+
+
+def _own_and_other(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The logit of each pixel's label, and the largest of the other classes, `[B, H, W]` each."""
+    index = labels.unsqueeze(1)
+    own = logits.gather(1, index).squeeze(1)
+    if logits.device.type != "cpu":
+        return own, logits.scatter(1, index, -torch.inf).amax(1)
+    first, second = _largest(logits, 2)
+    return own, torch.where(own == first, second, first)
 
 
 def _gradient(
     logits: Tensor, labels: Tensor, at_label: Tensor, own: Tensor, terms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """A gradient of a few entries per pixel, one class plane after the other, which stays within the caches.
+    """A gradient of a few entries per pixel: on CPUs one class plane after the other, which stays within the caches.
 
     It is `at_label` at the label, plus, for each (value, weight) of `terms`, the weight wherever a logit equals the
     value. The first of these values is another class's, so its weight leaves out the label.
     """
-    gradient, equal = torch.empty_like(logits), torch.empty_like(own)
     (other, at_other), *rest = terms
-    for plane, result in zip(logits.unbind(1), gradient.unbind(1)):
-        torch.mul(torch.eq(plane, other, out=equal), at_other, out=result)
+    if logits.device.type != "cpu":
+        gradient = (logits == other.unsqueeze(1)) * at_other.unsqueeze(1)
         for value, weight in rest:
-            result.addcmul_(torch.eq(plane, value, out=equal), weight)
-    at_label = at_label.addcmul(torch.eq(own, other, out=equal), at_other, value=-1)
+            gradient.addcmul_((logits == value.unsqueeze(1)).to(weight.dtype), weight.unsqueeze(1))
+    else:
+        gradient, equal = torch.empty_like(logits), torch.empty_like(own)
+        for plane, result in zip(logits.unbind(1), gradient.unbind(1)):
+            torch.mul(torch.eq(plane, other, out=equal), at_other, out=result)
+            for value, weight in rest:
+                result.addcmul_(torch.eq(plane, value, out=equal), weight)
+    at_label = at_label.addcmul((own == other).to(at_label.dtype), at_other, value=-1)
     return gradient.scatter_add_(1, labels.unsqueeze(1), at_label.unsqueeze(1))
