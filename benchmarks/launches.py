@@ -4,7 +4,7 @@
     python benchmarks/launches.py --attacks palma,alma-prox --classes 19 --lines
 
 Counted on the pretend device of the tests, so no accelerator is needed. An iteration is the difference between a long
-and a short run, divided by the difference of their steps; launches within the model do not count. `--lines` lists the
+and a short run, divided by the difference of their forwards; launches within the model do not count. `--lines` lists the
 lines that launch most and those that wait.
 """
 
@@ -12,13 +12,15 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from segprox import Problem, Segmenter, list_attacks, make_attack
+from segprox import Attack, Problem, Segmenter, list_attacks, make_attack
+from segprox.models.lean import make_lean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from pretend import PretendDevice  # noqa: E402  # the tests' own, found by its folder
@@ -41,33 +43,45 @@ class Linear(nn.Module):
             return nn.functional.conv2d(images, self.weight, self.bias)
 
 
-def counts(name: str, steps: int, num_classes: int, batch: int, size: int, lean: bool) -> tuple[Counter, Counter]:
-    """Launches beside the model and waits of one run, each by operation and line."""
-    torch.manual_seed(0)
-    attack = make_attack(name, **sized(name, steps))
-    with PretendDevice() as device:
-        model = Segmenter(Linear(num_classes, device)).to("cuda")
-        if lean:
-            from segprox.models.lean import make_lean
+class Counts(NamedTuple):
+    """Of one run: launches beside the model and waits, each by operation and line, and forwards."""
 
-            make_lean(model)
+    launches: Counter[tuple[str, ...]]
+    waits: Counter[tuple[str, ...]]
+    forwards: int
+
+    def minus(self, other: "Counts") -> "Counts":
+        return Counts(self.launches - other.launches, self.waits - other.waits, self.forwards - other.forwards)
+
+    def launched(self) -> float:
+        return self.launches.total() / self.forwards
+
+    def waited(self) -> float:
+        return self.waits.total() / self.forwards
+
+
+def count(attack: Attack, num_classes: int, batch: int, size: int, lean: bool) -> Counts:
+    """What a run of the attack asks for."""
+    torch.manual_seed(0)
+    with PretendDevice() as device:
+        network = Linear(num_classes, device)
+        model = Segmenter(network).to("cuda")
+        if lean:
+            model = make_lean(model)
         images = torch.rand(batch, 3, size, size).to("cuda")
         labels = torch.zeros(batch, size, size, dtype=torch.long, device="cuda")
-        targeted = attack.targeted_only
-        problem = Problem.build(images, labels, target=num_classes - 1 if targeted else None)
+        problem = Problem.build(images, labels, target=num_classes - 1 if attack.targeted_only else None)
         device.clear()
-        attack.run(model, problem)
-        launches = Counter({key: count for key, count in device.launches.items() if key[0] == "attack"})
-        return launches, Counter(device.waits)
+        forwards = int(attack.run(model, problem).forwards.max())
+        launches = {key[1:]: n for key, n in device.launches.items() if key[0] == "attack"}
+        backward = {key: n for key, n in launches.items() if "convolution_backward" in key}
+        return Counts(Counter(launches) - Counter(backward), Counter(device.waits), forwards)
 
 
-def sized(name: str, steps: int) -> dict[str, object]:
-    """The fields that give an attack so many steps; bisections get one round, so that steps are what differs."""
-    return {"rounds": 1, "attack.steps": steps} if name.startswith("bisect:") else {"steps": steps}
-
-
-def per_iteration(long: Counter, short: Counter) -> float:
-    return (sum(long.values()) - sum(short.values())) / (LONG - SHORT)
+def per_iteration(name: str, *case: Any) -> Counts:
+    """The difference of a long and a short run."""
+    long, short = (count(make_attack(name, steps=steps), *case) for steps in (LONG, SHORT))
+    return long.minus(short)
 
 
 def main() -> None:
@@ -85,17 +99,12 @@ def main() -> None:
     for name in names:
         cells = []
         for k, b in cases:
-            (short, short_waits), (long, long_waits) = (
-                counts(name, steps, k, b, options.size, options.lean) for steps in (SHORT, LONG)
-            )
-            waits = per_iteration(long_waits, short_waits)
-            cells.append(f"{per_iteration(long, short):.0f} ({waits:.1f})" if waits else f"{per_iteration(long, short):.0f}")
+            counts = per_iteration(name, k, b, options.size, options.lean)
+            cells.append(f"{counts.launched():.0f}" + (f" ({counts.waited():.1f})" if counts.waits else ""))
             if options.lines:
-                for kind, more, less in (("launch", long, short), ("wait", long_waits, short_waits)):
-                    lines = Counter({key: more[key] - less[key] for key in more})
-                    for key, count in lines.most_common():
-                        if count:
-                            print(f"{kind} {count / (LONG - SHORT):6.1f}  {' '.join(map(str, key[1:]))}")
+                for kind, lines in (("launch", counts.launches), ("wait", counts.waits)):
+                    for key, n in lines.most_common():
+                        print(f"{kind} {n / counts.forwards:6.1f}  {' '.join(key)}")
         table.add_row(name, *cells)
     Console(width=140).print(table)
 

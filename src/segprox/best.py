@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from segprox.norms import finest
+from segprox.devices import finest
 from segprox.problem import Problem
 
 Keep = Literal["smallest", "most"]

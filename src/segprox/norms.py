@@ -7,12 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from segprox.shrinkage import threshold
+
 NormName = Literal["l0", "l1", "l2", "linf"]
-
-
-def finest(device: torch.device) -> torch.dtype:
-    """The most precise floats that the device has: float64, but on Apple's MPS float32."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def per_image(reduce: Callable[..., Tensor], batch: Tensor) -> Tensor:
@@ -87,9 +84,23 @@ def project(difference: Tensor, radius: Tensor, norm: NormName) -> Tensor:
     if norm == "l2":
         length = distance(difference, "l2").clamp(min=torch.finfo(difference.dtype).tiny)
         return scale(difference, (radius / length).clamp(max=1))
+    if difference.device.type != "cpu":
+        return _nearest_on_device(difference, radius, norm)
     pairs = zip(difference, radius.tolist())
     nearest = _nearest_in_l0_ball if norm == "l0" else _nearest_in_l1_ball
     return torch.stack([nearest(image, size) for image, size in pairs]) if len(radius) else difference.clone()
+
+
+def _nearest_on_device(difference: Tensor, radius: Tensor, norm: NormName) -> Tensor:
+    """The nearest perturbation in an l0 or l1 ball, for all images at once and without waiting for the device."""
+    if norm == "l0":
+        change = difference.square().sum(1).flatten(1)
+        rank = change.argsort(1, descending=True).argsort(1)
+        kept = (rank < radius.floor().unsqueeze(1)).view(len(change), 1, *difference.shape[2:])
+        return difference * kept
+    size = difference.abs().flatten(1)
+    shrinkage = threshold(size, size, None, radius).view(-1, 1, 1, 1)
+    return difference - torch.clamp(difference, -shrinkage, shrinkage)
 
 
 def _nearest_in_l0_ball(image: Tensor, radius: float) -> Tensor:

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from segprox.devices import finest
 from segprox.errors import SegproxError
-from segprox.norms import finest, per_image
+from segprox.norms import per_image
 
 RANGE_TOLERANCE = 1e-5  # float rounding of a resize or a normalise/denormalise round trip
 

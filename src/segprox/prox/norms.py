@@ -5,6 +5,7 @@ from torch import Tensor
 
 from segprox.norms import NormName, distance, scale
 from segprox.prox.exact import exact_size
+from segprox.shrinkage import threshold
 
 
 def prox_norm(point: Tensor, step: Tensor, norm: NormName) -> Tensor:
@@ -18,6 +19,10 @@ def prox_norm(point: Tensor, step: Tensor, norm: NormName) -> Tensor:
     if norm == "l2":
         length = distance(point, "l2").clamp(min=torch.finfo(point.dtype).tiny)
         return scale(point, (1 - step / length).clamp(min=0))
+    if norm == "linf" and point.device.type != "cpu":
+        size = point.abs().flatten(1)
+        beta = threshold(size, size, None, step).view(-1, *[1] * (point.ndim - 1))
+        return torch.clamp(point, -beta, beta)
     if norm == "linf":
         return torch.stack([shrink_largest(*pair) for pair in zip(point, step)]) if len(step) else point.clone()
     raise ValueError(f"the proximity operator of {norm} is not a shrinkage")
@@ -25,6 +30,8 @@ def prox_norm(point: Tensor, step: Tensor, norm: NormName) -> Tensor:
 
 def shrink_largest(point: Tensor, step: Tensor) -> Tensor:
     """The proximity operator of `step * ||.||_inf` for one image."""
+    if point.device.type != "cpu":
+        return prox_norm(point[None], step[None], "linf")[0]
     size = point.abs().flatten()
     beta = exact_size(size, size, None, step.item(), torch.empty_like(size))
     return torch.clamp(point, -beta, beta)
