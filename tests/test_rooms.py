@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
-NUMERIC = {"errors", "naming", "norms", "problem", "losses", "prox"}
+NUMERIC = {"devices", "errors", "naming", "norms", "shrinkage", "problem", "losses", "prox"}
 CORE = {*NUMERIC, "models", "registry", "encoding", "trace", "best", "result", "tracker"}
 ALLOWED = {
     "errors": set(),
@@ -16,18 +16,20 @@ ALLOWED = {
     "naming": {"errors"},
     "optional": {"errors"},
     "text": {"errors"},
-    "norms": set(),
+    "devices": set(),
+    "shrinkage": {"devices"},
+    "norms": {"shrinkage"},
     "counts": {"errors"},
     "sizes": set(),
     "encoding": set(),
-    "losses": set(),
+    "losses": {"devices"},
     "prox": NUMERIC,
-    "problem": {"errors", "norms"},
+    "problem": {"devices", "errors", "norms"},
     "data": {"errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
     "models": {"errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
-    "best": {"problem"},
+    "best": {"devices", "problem"},
     "result": {"encoding", "trace"},
     "tracker": CORE,
     "attacks": CORE,

@@ -50,14 +50,14 @@ class BestPoints:
         )
 
     def update(
-        self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor, radius: Tensor | None
+        self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor | None, radius: Tensor | None
     ) -> None:
-        """Take over the points `[B, C, H, W]` of the `asked` images that are better than what is known."""
+        """Take over the points `[B, C, H, W]` of the `asked` images (None: all) that are better than what is known."""
+        better = apsr > self.apsr
         if self.keep == "smallest":
-            closer = ~success & ~self.success & (apsr > self.apsr)
-            better = (success & self.improved_by(norm, apsr, radius) | closer) & asked
-        else:
-            better = (apsr > self.apsr) & asked
+            # before the first success the highest APSR counts, then the norm
+            better = torch.where(success, self.improved_by(norm, apsr, radius), better & ~self.success)
+        better = better if asked is None else better & asked
         torch.where(better.view(-1, 1, 1, 1), points, self.images, out=self.images)
         self.norm = torch.where(better, norm, self.norm)
         self.apsr = torch.where(better, apsr, self.apsr)

@@ -45,6 +45,8 @@ def distance(difference: Tensor, norm: NormName) -> Tensor:
     `l0` counts pixels (not channels) that changed.
     """
     flat = difference.flatten(1)
+    if norm == "linf" and flat.device.type != "cpu":
+        return torch.linalg.vector_norm(flat, torch.inf, dim=1) if flat.shape[1] else flat.new_zeros(len(flat))
     if norm == "linf":  # a maximum does not depend on the order: no need to go image by image
         return flat.abs().amax(1) if flat.shape[1] else flat.new_zeros(len(flat))
     if norm == "l0":

@@ -150,6 +150,11 @@ class Problem:
         """How many pixels of each image count, int64 `[B]`."""
         return self.mask.flatten(1).sum(1)
 
+    @cached_property
+    def _divisor(self) -> Tensor:
+        """The same, at least 1."""
+        return self.counted.clamp(min=1)
+
     @property
     def wanted(self) -> bool | Tensor:
         """Whether pixels shall become their label rather than anything else; if they differ, bool `[B, H, W]`."""
@@ -169,6 +174,10 @@ class Problem:
     def attackable(self) -> Tensor:
         """Which images have a pixel to attack, bool `[B]`."""
         return self.attacked_count > 0
+
+    @cached_property
+    def _shares_of_pixels(self) -> Tensor:
+        return self.mask.to(self.images.dtype) / self._divisor.view(-1, 1, 1)
 
     @cached_property
     def _balance(self) -> Tensor:
@@ -234,7 +243,7 @@ class Problem:
 
     def shares(self, dtype: torch.dtype) -> Tensor:
         """The weight of each pixel in a mean over its image's counted pixels, `[B, H, W]`."""
-        return self.mask.to(dtype) / self.counted.clamp(min=1).view(-1, 1, 1)
+        return self._shares_of_pixels.to(dtype)
 
     def balanced(self, values: Tensor) -> Tensor:
         """Values per pixel, `[B, H, W]` or `[B, K, H, W]`, weighted so that a small region is not drowned by the rest.
@@ -248,7 +257,7 @@ class Problem:
     def mean(self, values: Tensor) -> Tensor:
         """The mean of `values` `[B, H, W]` over each image's counted pixels, balanced, `[B]`; 0 if none counts."""
         total = per_image(torch.sum, self.balanced(torch.where(self.mask, values, 0)))
-        return total / self.counted.clamp(min=1)
+        return total / self._divisor
 
     def rate(self, pixels: Tensor) -> Tensor:
         """The share of attacked pixels at which `pixels` (bool `[B, H, W]`) is true, float64 `[B]`.
@@ -257,7 +266,7 @@ class Problem:
         scaled such that it reaches `threshold` when it is `protect_threshold`.
         """
         if self.protected is None:
-            return _share(pixels & self.mask, self.counted)
+            return _share(pixels & self.mask, self._divisor)
         attacked, protected = self._shares(pixels)
         least = attacked.minimum(_rescaled(protected, self.protect_threshold, self.threshold))
         return torch.where(self.counted > self.attacked_count, least, attacked)
@@ -268,7 +277,8 @@ class Problem:
 
     def _shares(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         attacked, others = pixels & self.attacked, pixels & self.mask & ~self.attacked
-        return _share(attacked, self.attacked_count), _share(others, self.counted - self.attacked_count)
+        counts = self.attacked_count, self.counted - self.attacked_count
+        return _share(attacked, counts[0].clamp(min=1)), _share(others, counts[1].clamp(min=1))
 
     def succeeded(self, apsr: Tensor) -> Tensor:
         """Which images are successes at this APSR, bool `[B]`; an image without attacked pixels never is one."""
@@ -276,7 +286,7 @@ class Problem:
 
 
 def _share(pixels: Tensor, count: Tensor) -> Tensor:
-    return pixels.flatten(1).sum(1, dtype=finest(pixels.device)) / count.clamp(min=1)
+    return pixels.flatten(1).sum(1, dtype=finest(pixels.device)) / count
 
 
 def _rescaled(share: Tensor, old: float, new: float) -> Tensor:

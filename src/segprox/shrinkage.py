@@ -48,25 +48,25 @@ def _rows_at_once(size: Tensor) -> int:
 def _solve(size: Tensor, reach: Tensor, weight: Tensor | None, total: Tensor) -> Tensor:
     if not size.numel():
         return torch.zeros_like(total)
+    precise, tiny = finest(size.device), torch.finfo(size.dtype).tiny
     moment, total = reach if weight is None else reach * weight, total.unsqueeze(1)
-    shares = torch.linspace(0, 1, CANDIDATES + 2, dtype=size.dtype, device=size.device)
-    low, high = torch.zeros_like(total), size.amax(1, keepdim=True)
+    shares = torch.linspace(0, 1, CANDIDATES + 2, dtype=precise, device=size.device)
+    ends = torch.arange(2, device=size.device)
+    high = size.amax(1, keepdim=True).to(precise)
+    low = torch.zeros_like(high)
     for _ in range(PASSES[size.dtype]):  # F(low) > total, unless low is 0, and F(high) <= total
         grid = torch.lerp(low, high, shares)
         inner = grid[:, 1:-1]
         weights, moments = _sums_above(inner, size, moment, weight)
-        exceeding = (torch.addcmul(moments, inner.to(moments.dtype), weights, value=-1) > total).sum(1, keepdim=True)
-        low, high = grid.gather(1, exceeding), grid.gather(1, exceeding + 1)
+        exceeding = (torch.addcmul(moments, inner, weights, value=-1) > total).sum(1, keepdim=True)
+        low, high = grid.gather(1, exceeding + ends).split(1, dim=1)
     weights, moments = _sums_above(low, size, moment, weight)
-    root = (moments - total) / weights.clamp(min=torch.finfo(size.dtype).tiny)  # were nothing between low and high
-    return torch.maximum(torch.minimum(root.to(size.dtype), high), low).squeeze(1)
+    root = (moments - total) / weights.clamp(min=tiny)  # were nothing between low and high
+    return torch.clamp(root, low, high).to(size.dtype).squeeze(1)
 
 
 def _sums_above(beta: Tensor, size: Tensor, moment: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sums of w and of w r over the elements above each beta `[B, J]`, `[B, J]` each."""
     above = size.unsqueeze(1) > beta.unsqueeze(2)
-    precise = finest(size.device)
-    moments = torch.where(above, moment.unsqueeze(1), 0).sum(2, dtype=precise)
-    if weight is None:
-        return above.sum(2, dtype=precise), moments
-    return torch.where(above, weight.unsqueeze(1), 0).sum(2, dtype=precise), moments
+    weights = above if weight is None else above * weight.unsqueeze(1)
+    return weights.sum(2, dtype=beta.dtype), (above * moment.unsqueeze(1)).sum(2, dtype=beta.dtype)

@@ -26,19 +26,26 @@ class Journal:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._queries: list[Tensor] = []
+        self._queries: list[Tensor | int] = []
         self._norms: list[Tensor] = []
+        self._successes: list[Tensor] = []
 
-    def note(self, queries: Tensor, norm: Tensor, success: Tensor) -> None:
-        """What has been spent and what is best by now, `[B]` each; tensors that nobody changes later."""
+    def note(self, queries: Tensor | int, norm: Tensor, success: Tensor) -> None:
+        """What has been spent and what is best by now, `[B]` each; tensors that nobody changes later.
+
+        `queries` may be a number where it is the same for all images.
+        """
         self._queries.append(queries)
-        self._norms.append(torch.where(success, norm, torch.nan))
+        self._norms.append(norm)
+        self._successes.append(success)
 
     def traces(self) -> tuple[Trace, ...]:
         """One per image, empty if there was no success."""
         if not self._norms:
             return ((),) * self.size
-        queries, norms = torch.stack(self._queries, 1).cpu(), torch.stack(self._norms, 1).cpu().double()
+        spent = (torch.full((self.size,), q) if isinstance(q, int) else q.cpu() for q in self._queries)
+        queries, norms = torch.stack(list(spent), 1), torch.stack(self._norms, 1).cpu().double()
+        norms = torch.where(torch.stack(self._successes, 1).cpu(), norms, torch.nan)
         before = torch.cat([torch.full_like(norms[:, :1], torch.nan), norms[:, :-1]], 1)
         changed = ((norms != before) & ~norms.isnan()).tolist()
         return tuple(

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Query:
     _tracker: "Tracker" = field(repr=False)
     _images: Tensor = field(repr=False)
     _outputs: Tensor = field(repr=False)
-    _asked: Tensor = field(repr=False)
+    _asked: Tensor | None = field(repr=False)  # bool [B]; None: all
 
     def gradient(self, cotangent: Tensor) -> Tensor:
         """Pull a gradient with respect to the logits `[B, K, H, W]` back to the images `[B, C, H, W]`.
@@ -34,15 +35,43 @@ class Query:
         Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it. Where
         some pixels are protected, these and the attacked ones weigh the same: see `Problem.balanced`.
         """
-        allowed = self._tracker.affordable(self._asked)
+        allowed = self._tracker.affordable(self._asked)  # None: all
         if not self._outputs.requires_grad:  # nobody could afford to ask
             return torch.zeros_like(self._images)
         self._tracker.count(backwards=allowed)
         cotangent = self._tracker.problem.balanced(cotangent)
         (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
-        if self._tracker.max_queries is not None:
+        if allowed is not None and self._tracker.max_queries is not None:
             gradient *= allowed.view(-1, 1, 1, 1)
         return gradient.nan_to_num_(0.0, 0.0, 0.0)
+
+
+class Tally:
+    """Counts per image: on the host as long as all images count the same, so that nothing is launched for it."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._size, self._device = len(images), images.device
+        self._every = 0  # what was added for all images
+        self._some: Tensor | None = None  # int64 [B]: what was added for some
+
+    def add(self, chosen: Tensor | None | Literal[0]) -> None:
+        """One more for the chosen images (bool `[B]`; None: all; 0: none)."""
+        if chosen is None:
+            self._every += 1
+        elif isinstance(chosen, Tensor):
+            self._some = chosen.long() if self._some is None else self._some + chosen
+
+    def each(self) -> Tensor:
+        """The count of each image, int64 `[B]`."""
+        if self._some is None:
+            return torch.full((self._size,), self._every, device=self._device)
+        return self._some + self._every
+
+    def total(self, other: "Tally") -> Tensor | int:
+        """This and another together: a number where all images have the same."""
+        if self._some is None and other._some is None:
+            return self._every + other._every
+        return self.each() + other.each()
 
 
 class QueriesExhausted(Exception):  # noqa: N818  # not an error: the end of an attack that may cost no more
@@ -88,8 +117,7 @@ class Tracker:
     ) -> None:
         self.model, self.problem, self.norm, self.max_queries = model, problem, norm, max_queries
         self.best = BestPoints(problem, keep)
-        self.forwards = torch.zeros(len(problem), dtype=torch.long, device=problem.images.device)
-        self.backwards = torch.zeros_like(self.forwards)
+        self._forwards, self._backwards = Tally(problem.images), Tally(problem.images)
         self.stop_at_success = stop_at_success
         self.skipped: Tensor | None = None  # images not to ask about, bool [B]
         self._parent: Tracker | None = None
@@ -124,6 +152,16 @@ class Tracker:
         return child
 
     @property
+    def forwards(self) -> Tensor:
+        """How often each image was asked about, int64 `[B]`."""
+        return self._forwards.each()
+
+    @property
+    def backwards(self) -> Tensor:
+        """How many gradients were asked for of each image, int64 `[B]`."""
+        return self._backwards.each()
+
+    @property
     def finished(self) -> bool:
         """Whether no image is left to ask about."""
         left_out = self._left_out()
@@ -134,9 +172,12 @@ class Tracker:
             return self.skipped
         return self.best.success if self.skipped is None else self.best.success | self.skipped
 
-    def affordable(self, asked: Tensor) -> Tensor:
-        """Which of the `asked` images (bool `[B]`) are not done yet and have a query left."""
+    def affordable(self, asked: Tensor | None) -> Tensor | None:
+        """Which of the `asked` images are not done yet and have a query left, bool `[B]` each; None: all."""
         left_out = self._left_out()
+        if self.max_queries is None and left_out is None:
+            return asked
+        asked = torch.ones_like(self.best.success) if asked is None else asked
         asked = asked if left_out is None else asked & ~left_out
         if self.max_queries is None:
             return asked
@@ -162,29 +203,33 @@ class Tracker:
     def query(self, images: Tensor) -> Query:
         """Evaluate the model at `images` `[B, C, H, W]` and keep what is better than the best so far."""
         images = images.detach().requires_grad_()
-        everything = self.max_queries is None and self._left_out() is None
-        asked = self.affordable(torch.ones_like(self.best.success))
+        asked = self.affordable(None)
         with torch.enable_grad():
-            outputs = self._evaluate(images, None if everything else asked.nonzero().flatten().tolist())
+            outputs = self._evaluate(images, None if asked is None else asked.nonzero().flatten().tolist())
         self.count(forwards=asked)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
         satisfied = self.problem.satisfied(logits)
-        apsr = torch.where(asked, self.problem.rate(satisfied), self.best.apsr)
-        success = self.problem.succeeded(apsr) & asked
+        apsr = self.problem.rate(satisfied)
+        apsr = apsr if asked is None else torch.where(asked, apsr, self.best.apsr)
+        success = self._successes(apsr, asked)
         if self.model.autocast is not None:
             claimed = success & self._matters(norm, apsr)  # of which nothing is known
             apsr = self._verified(points, torch.where(claimed, 0.0, apsr), claimed & ~self._exhausted())
-            success = self.problem.succeeded(apsr) & asked
+            success = self._successes(apsr, asked)
         self._keep(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
 
-    def count(self, forwards: Tensor | int = 0, backwards: Tensor | int = 0) -> None:
-        """Add to what has been asked, here and by the parent."""
-        self.forwards += forwards
-        self.backwards += backwards
+    def _successes(self, apsr: Tensor, asked: Tensor | None) -> Tensor:
+        success = self.problem.succeeded(apsr)
+        return success if asked is None else success & asked
+
+    def count(self, *, forwards: Tensor | None | Literal[0] = 0, backwards: Tensor | None | Literal[0] = 0) -> None:
+        """Add the images that were asked about (bool `[B]`; None: all; 0: none), here and for the parent."""
+        self._forwards.add(forwards)
+        self._backwards.add(backwards)
         if self._parent is not None:
-            self._parent.count(forwards, backwards)
+            self._parent.count(forwards=forwards, backwards=backwards)
 
     def _evaluate(self, images: Tensor, chosen: list[int] | None) -> Tensor:
         # The first query is checked; later points lie in the box by construction, and the head stays what it is.
@@ -229,7 +274,13 @@ class Tracker:
         return None if self._radius is None else torch.where(norm == 0, norm, self._radius)
 
     def _keep(
-        self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor, radius: Tensor | None = None
+        self,
+        points: Tensor,
+        norm: Tensor,
+        apsr: Tensor,
+        success: Tensor,
+        asked: Tensor | None,
+        radius: Tensor | None = None,
     ) -> None:
         self.best.update(points, norm, apsr, success, asked, radius)
         if self._parent is None:
@@ -238,7 +289,7 @@ class Tracker:
             self._parent._keep(points, norm, apsr, success, asked, self._radius_of(norm))
 
     def _note(self) -> None:
-        self._journal.note(self.forwards + self.backwards, self.best.norm, self.best.success)
+        self._journal.note(self._forwards.total(self._backwards), self.best.norm, self.best.success)
 
     def _elapsed(self) -> float:
         if self.best.images.is_cuda:
