@@ -254,7 +254,9 @@ class PretendDevice(TorchDispatchMode):
 
     def _wrapped(self, held, index):
         if held.dtype == torch.float64 and not self.doubles:
-            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+            )
         return PretendTensor(held, index)
 
     def _check(self, func, args, kwargs, tensors, index):

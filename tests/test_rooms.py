@@ -16,7 +16,7 @@ ALLOWED = {
     "naming": {"errors"},
     "optional": {"errors"},
     "text": {"errors"},
-    "devices": set(),
+    "devices": {"errors"},
     "shrinkage": {"devices"},
     "norms": {"shrinkage"},
     "counts": {"errors"},
@@ -27,7 +27,7 @@ ALLOWED = {
     "problem": {"devices", "errors", "norms"},
     "data": {"errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
-    "models": {"errors", "naming", "optional", "problem", "registry", "text", "data"},
+    "models": {"devices", "errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
     "best": {"devices", "problem"},
     "result": {"encoding", "trace"},

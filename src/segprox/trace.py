@@ -43,9 +43,11 @@ class Journal:
         """One per image, empty if there was no success."""
         if not self._norms:
             return ((),) * self.size
-        spent = (torch.full((self.size,), q) if isinstance(q, int) else q.cpu() for q in self._queries)
-        queries, norms = torch.stack(list(spent), 1), torch.stack(self._norms, 1).cpu().double()
+        norms = torch.stack(self._norms, 1).cpu().double()
         norms = torch.where(torch.stack(self._successes, 1).cpu(), norms, torch.nan)
+        like = self._norms[0]
+        spent = [torch.full_like(like, q, dtype=torch.long) if isinstance(q, int) else q for q in self._queries]
+        queries = torch.stack(spent, 1).cpu()
         before = torch.cat([torch.full_like(norms[:, :1], torch.nan), norms[:, :-1]], 1)
         changed = ((norms != before) & ~norms.isnan()).tolist()
         return tuple(

@@ -40,10 +40,24 @@ class Query:
             return torch.zeros_like(self._images)
         self._tracker.count(backwards=allowed)
         cotangent = self._tracker.problem.balanced(cotangent)
-        (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
+        if self._tracker.model.autocast == torch.float16:  # small gradients would vanish on their way
+            factor = _power_of_two_over(cotangent)
+            (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent * factor)
+            gradient = gradient / factor
+        else:
+            (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
         if allowed is not None and self._tracker.max_queries is not None:
             gradient *= allowed.view(-1, 1, 1, 1)
         return gradient.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _power_of_two_over(values: Tensor) -> Tensor:
+    """The power of two by which each image's largest value comes near 1, `[B, 1, 1, 1]`; scaling by it rounds nothing.
+
+    Float16 ends at 6e-8, and the weight of a pixel among millions is not far from that.
+    """
+    largest = distance(values.nan_to_num(0.0, 0.0, 0.0), "linf").clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.exp2(-largest.log2().floor()).clamp(max=2.0**100).view(-1, 1, 1, 1)
 
 
 class Tally:
@@ -125,6 +139,7 @@ class Tracker:
         self._radius: Tensor | None = None  # [B]: what the parent judges this child's successes by
         self._journal = Journal(len(problem))
         self._num_classes = 0  # of the model; 0 before the first query, which is checked
+        self._known: tuple[Tensor | None, Tensor | None, list[bool]] = (None, None, [])  # see `_known_left_out`
         self._start = time.perf_counter()
 
     def child(
@@ -164,13 +179,21 @@ class Tracker:
     @property
     def finished(self) -> bool:
         """Whether no image is left to ask about."""
-        left_out = self._left_out()
-        return left_out is not None and bool(left_out.all())
+        return self._left_out() is not None and all(self._known_left_out())
 
     def _left_out(self) -> Tensor | None:
         if not self.stop_at_success:
             return self.skipped
         return self.best.success if self.skipped is None else self.best.success | self.skipped
+
+    def _known_left_out(self) -> list[bool]:
+        """The images not to ask about, on the host, which waits for them once per query."""
+        success, skipped, known = self._known
+        if success is not self.best.success or skipped is not self.skipped:
+            left_out = self._left_out()
+            known = [False] * len(self.problem) if left_out is None else left_out.tolist()
+            self._known = self.best.success, self.skipped, known
+        return known
 
     def affordable(self, asked: Tensor | None) -> Tensor | None:
         """Which of the `asked` images are not done yet and have a query left, bool `[B]` each; None: all."""
@@ -205,7 +228,7 @@ class Tracker:
         images = images.detach().requires_grad_()
         asked = self.affordable(None)
         with torch.enable_grad():
-            outputs = self._evaluate(images, None if asked is None else asked.nonzero().flatten().tolist())
+            outputs = self._evaluate(images, self._chosen(asked))
         self.count(forwards=asked)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
@@ -231,6 +254,13 @@ class Tracker:
         if self._parent is not None:
             self._parent.count(forwards=forwards, backwards=backwards)
 
+    def _chosen(self, asked: Tensor | None) -> list[int] | None:
+        """The places of the `asked` images (bool `[B]`; None: all)."""
+        if asked is None:
+            return None
+        left_out = self._known_left_out() if self.max_queries is None else (~asked).tolist()
+        return [i for i, out in enumerate(left_out) if not out]
+
     def _evaluate(self, images: Tensor, chosen: list[int] | None) -> Tensor:
         # The first query is checked; later points lie in the box by construction, and the head stays what it is.
         model = self.model.logits if self._num_classes else self.model
@@ -243,13 +273,18 @@ class Tracker:
             # there and makes results independent of the batch, bit for bit.
             outputs = torch.cat([model(images[i : i + 1]) for i in chosen])
         else:
-            outputs = model(images if chosen == everything else images[chosen])
+            outputs = model(images if chosen == everything else images[self._places(chosen)])
         if not self._num_classes:
             self.problem.check_classes(outputs.shape[1])
             self._know_num_classes(outputs.shape[1])
         if chosen == everything:
             return outputs
-        return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((torch.tensor(chosen),), outputs)
+        return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((self._places(chosen),), outputs)
+
+    def _places(self, chosen: list[int]) -> Tensor:
+        """Places of images as an index on their device, sent there without waiting."""
+        places, device = torch.tensor(chosen), self.problem.images.device
+        return places.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else places.to(device)
 
     def _know_num_classes(self, count: int) -> None:
         self._num_classes = count

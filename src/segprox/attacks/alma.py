@@ -84,4 +84,4 @@ class Alma(MinimalAttack):
 
     def _decay(self, t: int, since: Tensor) -> Tensor:
         share = (t - 1 - since).clamp(min=0) / (self.steps - since).clamp(min=1)
-        return torch.as_tensor(self.step_decay, dtype=since.dtype, device=since.device) ** share
+        return torch.pow(self.step_decay, share)

@@ -52,13 +52,11 @@ class Asma(MinimalAttack):
 
 def _overlap(logits: Tensor, problem: Problem) -> Tensor:
     """Mean IoU of prediction and target over the classes of the target, `[B]`."""
+    predicted, wanted, counted = predictions(logits).flatten(1), problem.labels.flatten(1), problem.mask.flatten(1)
 
-    def one(predicted: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-        values = []
-        for label in torch.unique(wanted[mask]):
-            here, there = (predicted == label) & mask, (wanted == label) & mask
-            values.append((here & there).sum() / (here | there).sum())
-        return torch.stack(values).mean() if values else mask.sum() * 0.0
+    def count(classes: Tensor, pixels: Tensor) -> Tensor:  # per class, and one for NaN, [B, K + 1]
+        return classes.new_zeros(len(problem), logits.shape[1] + 1).scatter_add_(1, classes, pixels.long())
 
-    rows = zip(predictions(logits), problem.labels, problem.mask)
-    return torch.stack([one(*row) for row in rows]).to(logits.dtype) if len(problem) else logits.new_zeros(0)
+    there, both = count(wanted, counted), count(wanted, counted & (predicted == wanted))
+    iou = both / (there + count(predicted, counted) - both).clamp(min=1)  # 0 for classes that are not there
+    return (iou.sum(1) / (there > 0).sum(1).clamp(min=1)).to(logits.dtype)

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from segprox.best import Keep
+from segprox.devices import without_tf32
 from segprox.errors import SegproxError
 from segprox.models.segmenter import Segmenter, restored
 from segprox.naming import read_fraction
@@ -100,7 +101,7 @@ class Attack(ABC):
         if self.targeted_only and not problem.targeted:
             raise SegproxError(f"{type(self).__name__.lower()} needs a target: it has no untargeted form")
         tracker = Tracker(model, problem, self.norm, self.keeps, self.stops_at_success, max_queries)
-        with suppress(QueriesExhausted):
+        with suppress(QueriesExhausted), without_tf32():
             self.search(tracker, ProgressReporter(callback))
         return tracker.result()
 

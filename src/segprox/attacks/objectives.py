@@ -52,8 +52,9 @@ def cospgd(query: Query, problem: Problem, progress: float) -> Loss:
     """CosPGD (Agnihotri et al., 2024): pixels count by the cosine of softmax and label, 1 minus that if targeted."""
     p = torch.softmax(query.logits, 1)
     cosine = p.gather(1, problem.labels.unsqueeze(1)).squeeze(1) / torch.linalg.vector_norm(p, dim=1)
-    wanted = torch.as_tensor(problem.wanted, device=cosine.device)
-    return _weighted(torch.where(wanted, 1 - cosine, cosine), query, problem)
+    if isinstance(problem.wanted, Tensor):
+        return _weighted(torch.where(problem.wanted, 1 - cosine, cosine), query, problem)
+    return _weighted(1 - cosine if problem.wanted else cosine, query, problem)
 
 
 def masked_cross_entropy(query: Query, problem: Problem, progress: float) -> Loss:
@@ -67,9 +68,9 @@ def balanced_masked_cross_entropy(query: Query, problem: Problem, progress: floa
     They divide by the number of a class's pixels in the training set, which an attack does not have; here it is the
     number in the image.
     """
-    counts = torch.ones_like(problem.labels)
-    for i, (labels, mask) in enumerate(zip(problem.labels, problem.mask)):
-        counts[i] = torch.bincount(labels[mask], minlength=int(labels.max()) + 1).clamp(min=1)[labels]
+    labels, counted = problem.labels.flatten(1), problem.mask.flatten(1).long()
+    counts = labels.new_zeros(len(problem), query.logits.shape[1]).scatter_add_(1, labels, counted)
+    counts = counts.clamp_(min=1).gather(1, labels).view_as(problem.labels)
     return _weighted(~query.satisfied / counts.to(query.logits.dtype), query, problem)
 
 

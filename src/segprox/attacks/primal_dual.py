@@ -13,6 +13,7 @@ from torch.nn.functional import sigmoid
 from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.schedules import exponential, linear
+from segprox.devices import finest
 from segprox.losses import margin
 from segprox.problem import Problem
 from segprox.tracker import Tracker
@@ -88,7 +89,7 @@ class DualWeights:
     """
 
     def __init__(self, problem: Problem, ratio: float, smoothing: float, smallest: float) -> None:
-        counted = problem.counted.clamp(min=1).double()
+        counted = problem.counted.clamp(min=1).to(finest(problem.images.device))
         self.bound, self.smoothing = -math.log(smallest), smoothing
         self.log = (-(ratio * counted).log()).view(-1, 1, 1).expand(problem.mask.shape).clone()
         self.value = self._project(problem.mask)

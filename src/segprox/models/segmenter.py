@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segprox.devices import without_tf32
 from segprox.errors import SegproxError
 from segprox.problem import check_range
 
@@ -134,10 +135,11 @@ class Segmenter(nn.Module):
         return outputs
 
     def full_precision(self, images: Tensor) -> Tensor:
-        """Like `logits` in the precision of the weights: what counts when an attack claims a success."""
+        """Like `logits` in the precision of the weights, without TF32: what counts when an attack claims a success."""
         lower, self.autocast = self.autocast, None
         try:
-            return self.logits(images)
+            with without_tf32():
+                return self.logits(images)
         finally:
             self.autocast = lower
 
