@@ -4,8 +4,8 @@
     python benchmarks/launches.py --attacks palma,alma-prox --classes 19 --lines
 
 Counted on the pretend device of the tests, so no accelerator is needed. An iteration is the difference between a long
-and a short run, divided by the difference of their forwards; launches within the model do not count. `--lines` lists the
-lines that launch most and those that wait.
+and a short run, divided by the difference of their forwards; launches within the model do not count. `--lines` lists
+the lines that launch most and those that wait.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from segprox import Attack, Problem, Segmenter, list_attacks, make_attack
 from segprox.models.lean import make_lean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from pretend import PretendDevice  # noqa: E402  # the tests' own, found by its folder
+from pretend import PretendDevice  # the tests' own, found by its folder
 
 SHORT, LONG = 24, 36
 
@@ -51,12 +51,15 @@ class Counts(NamedTuple):
     forwards: int
 
     def minus(self, other: "Counts") -> "Counts":
+        """What this run asked for and a shorter one did not."""
         return Counts(self.launches - other.launches, self.waits - other.waits, self.forwards - other.forwards)
 
     def launched(self) -> float:
+        """Launches per forward."""
         return self.launches.total() / self.forwards
 
     def waited(self) -> float:
+        """Waits per forward."""
         return self.waits.total() / self.forwards
 
 

@@ -169,7 +169,7 @@ class PretendDevice(TorchDispatchMode):
             for name, value in self._cuda().items():
                 self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         else:
-            self._stack.enter_context(mock.patch.object(torch.backends.mps, "is_available", lambda: True))
+            self._stack.enter_context(mock.patch.object(torch.backends.mps, "is_available", return_value=True))
         future = torch.__future__  # a module's parameters are replaced when it moves: wrappers have no data to swap
         before = future.get_overwrite_module_params_on_conversion()
         self._stack.callback(future.set_overwrite_module_params_on_conversion, before)

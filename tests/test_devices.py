@@ -1,5 +1,6 @@
-"""Attacks on accelerators, on a pretend one: the same results, no waits, few launches, no float64 where there is none."""
+"""Attacks on a pretend accelerator: the same results, no waits, few launches, no float64 where there is none."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -243,10 +244,18 @@ def test_attacks_run_without_tf32():
     assert before == (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
 
 
-def test_mixed_settings_of_tf32_are_refused(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
-    with pytest.raises(segprox.SegproxError, match="not both"):
-        attacked("pgd", "cpu")
+def test_tf32_is_off_however_it_was_switched_on():
+    code = """
+import torch
+from segprox.devices import without_tf32
+torch.backends.fp32_precision = "tf32"
+parts = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+with without_tf32():
+    print([part.fp32_precision for part in parts])
+print([part.fp32_precision for part in parts])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split("\n")[:2] == ["['ieee', 'ieee']", "['tf32', 'tf32']"]
 
 
 def test_small_gradients_survive_half_precision():

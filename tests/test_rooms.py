@@ -16,7 +16,7 @@ ALLOWED = {
     "naming": {"errors"},
     "optional": {"errors"},
     "text": {"errors"},
-    "devices": {"errors"},
+    "devices": set(),
     "shrinkage": {"devices"},
     "norms": {"shrinkage"},
     "counts": {"errors"},

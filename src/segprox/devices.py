@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-
-from segprox.errors import SegproxError
 
 UNKNOWN_ROOM = 1 << 30  # bytes that are taken to be free on devices that do not tell
 
@@ -28,15 +27,26 @@ def free_bytes(device: torch.device) -> int:
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Let float32 be float32 on NVIDIA's devices, whose convolutions otherwise keep 10 bits of the mantissa."""
-    parts = torch.backends.cuda.matmul, torch.backends.cudnn
+    settings = _tf32_settings()
+    before = [getattr(part, name) for part, name, _ in settings]
     try:
-        before = [part.allow_tf32 for part in parts]
-    except RuntimeError as error:  # torch cannot answer
-        raise SegproxError("set torch.backends' allow_tf32 or its fp32_precision, but not both") from error
-    try:
-        for part in parts:
-            part.allow_tf32 = False
+        for part, name, exact in settings:
+            setattr(part, name, exact)
         yield
     finally:
-        for part, allowed in zip(parts, before):
-            part.allow_tf32 = allowed
+        for (part, name, _), value in zip(settings, before):
+            setattr(part, name, value)
+
+
+def _tf32_settings() -> list[tuple[Any, str, Any]]:
+    """Where torch keeps whether TF32 is used: objects, attributes, and the values that switch it off.
+
+    It has an old and a new way, and refuses to read the old one where the new one was used.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        _ = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        return [(part, "fp32_precision", "ieee") for part in (matmul, cudnn.conv, cudnn.rnn)]
+    return [(part, "allow_tf32", False) for part in (matmul, cudnn)]

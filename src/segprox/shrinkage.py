@@ -59,7 +59,7 @@ def _solve(size: Tensor, reach: Tensor, weight: Tensor | None, total: Tensor) ->
         inner = grid[:, 1:-1]
         weights, moments = _sums_above(inner, size, moment, weight)
         exceeding = (torch.addcmul(moments, inner, weights, value=-1) > total).sum(1, keepdim=True)
-        low, high = grid.gather(1, exceeding + ends).split(1, dim=1)
+        low, high = grid.gather(1, exceeding + ends).unsqueeze(2).unbind(1)
     weights, moments = _sums_above(low, size, moment, weight)
     root = (moments - total) / weights.clamp(min=tiny)  # were nothing between low and high
     return torch.clamp(root, low, high).to(size.dtype).squeeze(1)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class Query:
         allowed = self._tracker.affordable(self._asked)  # None: all
         if not self._outputs.requires_grad:  # nobody could afford to ask
             return torch.zeros_like(self._images)
-        self._tracker.count(backwards=allowed)
+        self._tracker.count_backwards(allowed)
         cotangent = self._tracker.problem.balanced(cotangent)
         if self._tracker.model.autocast == torch.float16:  # small gradients would vanish on their way
             factor = _power_of_two_over(cotangent)
@@ -68,11 +67,11 @@ class Tally:
         self._every = 0  # what was added for all images
         self._some: Tensor | None = None  # int64 [B]: what was added for some
 
-    def add(self, chosen: Tensor | None | Literal[0]) -> None:
-        """One more for the chosen images (bool `[B]`; None: all; 0: none)."""
+    def add(self, chosen: Tensor | None) -> None:
+        """One more for the chosen images (bool `[B]`; None: all)."""
         if chosen is None:
             self._every += 1
-        elif isinstance(chosen, Tensor):
+        else:
             self._some = chosen.long() if self._some is None else self._some + chosen
 
     def each(self) -> Tensor:
@@ -229,7 +228,7 @@ class Tracker:
         asked = self.affordable(None)
         with torch.enable_grad():
             outputs = self._evaluate(images, self._chosen(asked))
-        self.count(forwards=asked)
+        self.count_forwards(asked)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
         satisfied = self.problem.satisfied(logits)
@@ -247,12 +246,17 @@ class Tracker:
         success = self.problem.succeeded(apsr)
         return success if asked is None else success & asked
 
-    def count(self, *, forwards: Tensor | None | Literal[0] = 0, backwards: Tensor | None | Literal[0] = 0) -> None:
-        """Add the images that were asked about (bool `[B]`; None: all; 0: none), here and for the parent."""
-        self._forwards.add(forwards)
-        self._backwards.add(backwards)
+    def count_forwards(self, asked: Tensor | None) -> None:
+        """One more forward of the images asked about (bool `[B]`; None: all), here and for the parent."""
+        self._forwards.add(asked)
         if self._parent is not None:
-            self._parent.count(forwards=forwards, backwards=backwards)
+            self._parent.count_forwards(asked)
+
+    def count_backwards(self, asked: Tensor | None) -> None:
+        """One more backward, likewise."""
+        self._backwards.add(asked)
+        if self._parent is not None:
+            self._parent.count_backwards(asked)
 
     def _chosen(self, asked: Tensor | None) -> list[int] | None:
         """The places of the `asked` images (bool `[B]`; None: all)."""
@@ -294,7 +298,7 @@ class Tracker:
     @torch.no_grad()
     def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
         """APSR with that of the chosen images measured in full precision, whatever the network's is."""
-        self.count(forwards=chosen)
+        self.count_forwards(chosen)
         for i in chosen.nonzero().flatten().tolist():
             apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
         return apsr

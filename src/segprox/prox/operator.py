@@ -57,7 +57,8 @@ def prox_linf_box(
         lower: lower end of the box Lambda, shaped like `point`, at most 0.
         upper: upper end of the box Lambda, shaped like `point`, at least 0.
         metric: the diagonal s of the metric, positive, shaped like `point`; ones if left out.
-        solver: `exact` (to rounding; on accelerators in passes over all images at once), `ternary` (Algorithm 1), or one of the splitting methods `dfb`, `adfb` and `dr`.
+        solver: `exact` (to rounding; on accelerators for all images at once, without a wait), `ternary` (Algorithm 1),
+            or one of the splitting methods `dfb`, `adfb` and `dr`.
         precision: of `ternary`, the absolute precision of beta; of the splitting methods, the change to stop at.
         max_iterations: of the splitting methods.
         guess: of `exact`, where beta is expected, `[B]`: in a loop, the last one. A good guess saves time and a bad one
