@@ -63,14 +63,15 @@ class Counts(NamedTuple):
         return self.waits.total() / self.forwards
 
 
-def count(attack: Attack, num_classes: int, batch: int, size: int, lean: bool) -> Counts:
+def count(attack: Attack, num_classes: int, batch: int, size: int, lean: bool, compiled: bool) -> Counts:
     """What a run of the attack asks for."""
     torch.manual_seed(0)
     with PretendDevice() as device:
         network = Linear(num_classes, device)
         model = Segmenter(network).to("cuda")
+        model.fused = compiled
         if lean:
-            model = make_lean(model)
+            make_lean(model)
         images = torch.rand(batch, 3, size, size).to("cuda")
         labels = torch.zeros(batch, size, size, dtype=torch.long, device="cuda")
         problem = Problem.build(images, labels, target=num_classes - 1 if attack.targeted_only else None)
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--classes", default="8,19,150")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--size", type=int, default=32, help="height and width of the images")
+    parser.add_argument("--compile", action="store_true", help="with small pieces of attacks compiled, each one launch")
     parser.add_argument("--lean", action="store_true", help="with lean gradients")
     parser.add_argument("--lines", action="store_true", help="list the lines that launch and wait")
     options = parser.parse_args()
@@ -102,7 +104,7 @@ def main() -> None:
     for name in names:
         cells = []
         for k, b in cases:
-            counts = per_iteration(name, k, b, options.size, options.lean)
+            counts = per_iteration(name, k, b, options.size, options.lean, options.compile)
             cells.append(f"{counts.launched():.0f}" + (f" ({counts.waited():.1f})" if counts.waits else ""))
             if options.lines:
                 for kind, lines in (("launch", counts.launches), ("wait", counts.waits)):

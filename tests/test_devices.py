@@ -283,3 +283,28 @@ def test_the_benchmark_of_launches(capsys, monkeypatch):
 
     launches.main()
     assert "K=4 B=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["palma", "alma-prox"])
+def test_compiled_pieces_compute_the_same(name):
+    """With torch.compile on the CPU: the whole of each piece, no fallback."""
+    images = torch.rand(1, 3, 12, 16)
+    model = segprox.Segmenter(Network(5))
+    labels = model(images).argmax(1)
+    plain = segprox.make_attack(name, steps=12)(model, images, labels)
+    model.fused = True
+    fused = segprox.make_attack(name, steps=12)(model, images, labels)
+    torch.testing.assert_close(fused.norm, plain.norm, rtol=1e-3, atol=1e-6)
+    assert fused.apsr.tolist() == pytest.approx(plain.apsr.tolist(), abs=0.01)
+
+
+def test_compiled_pieces_are_one_launch_each():
+    with PretendDevice() as device:
+        plain = attacked("palma", "cuda")
+        device.clear()
+        model = segprox.Segmenter(Network(5)).to("cuda")
+        model.fused = True
+        attack = segprox.make_attack("palma", steps=6)
+        found = attack(model, plain.originals, model(plain.originals).argmax(1))
+        assert found.norm.tolist() == plain.norm.tolist()
+        assert any(operation == "fused" for _, operation, _ in device.launches)

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
 NUMERIC = {"devices", "errors", "naming", "norms", "shrinkage", "problem", "losses", "prox"}
-CORE = {*NUMERIC, "models", "registry", "encoding", "trace", "best", "result", "tracker"}
+CORE = {*NUMERIC, "fusion", "models", "registry", "encoding", "trace", "best", "result", "tracker"}
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
@@ -17,6 +17,7 @@ ALLOWED = {
     "optional": {"errors"},
     "text": {"errors"},
     "devices": set(),
+    "fusion": set(),
     "shrinkage": {"devices"},
     "norms": {"shrinkage"},
     "counts": {"errors"},
@@ -24,12 +25,12 @@ ALLOWED = {
     "encoding": set(),
     "losses": {"devices"},
     "prox": NUMERIC,
-    "problem": {"devices", "errors", "norms"},
+    "problem": {"devices", "errors", "fusion", "norms"},
     "data": {"errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
     "models": {"devices", "errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
-    "best": {"devices", "problem"},
+    "best": {"devices", "fusion", "problem"},
     "result": {"encoding", "trace"},
     "tracker": CORE,
     "attacks": CORE,

@@ -194,7 +194,7 @@ def test_used_up_queries_end_the_attack():
 def test_an_image_without_queries_left_gets_no_answer():
     image, tracker = limited(3)
     tracker.query(image)
-    tracker.count(forwards=torch.tensor([1, 0]))
+    tracker.count_forwards(torch.tensor([True, False]))
     good = image.clone()
     good[:, 1] = 0.9
     query = tracker.query(good)

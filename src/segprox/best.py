@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from segprox.devices import finest
+from segprox.fusion import fusible
 from segprox.problem import Problem
 
 Keep = Literal["smallest", "most"]
@@ -53,14 +54,20 @@ class BestPoints:
         self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor | None, radius: Tensor | None
     ) -> None:
         """Take over the points `[B, C, H, W]` of the `asked` images (None: all) that are better than what is known."""
+        better = self._take(norm, apsr, success, asked, radius)
+        torch.where(better.view(-1, 1, 1, 1), points, self.images, out=self.images)
+
+    @fusible
+    def _take(self, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor | None, radius: Tensor | None) -> Tensor:
+        """Take over what is known of better points; returns whose are, bool `[B]`."""
         better = apsr > self.apsr
         if self.keep == "smallest":
             # before the first success the highest APSR counts, then the norm
             better = torch.where(success, self.improved_by(norm, apsr, radius), better & ~self.success)
         better = better if asked is None else better & asked
-        torch.where(better.view(-1, 1, 1, 1), points, self.images, out=self.images)
         self.norm = torch.where(better, norm, self.norm)
         self.apsr = torch.where(better, apsr, self.apsr)
         if radius is not None:
             self._radius = torch.where(better, radius, self._radius)
         self.success = self.success | success
+        return better

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from segprox.devices import finest
 from segprox.errors import SegproxError
+from segprox.fusion import fusible
 from segprox.norms import per_image
 
 RANGE_TOLERANCE = 1e-5  # float rounding of a resize or a normalise/denormalise round trip
@@ -217,13 +218,7 @@ class Problem:
 
     def satisfied(self, logits: Tensor) -> Tensor:
         """Which pixels are as the attack wants them, `[B, K, H, W]` to bool `[B, H, W]`; never masked or NaN ones."""
-        predicted = predictions(logits)
-        if self.targeted:
-            return (predicted == self.labels) & self.mask
-        wrong = (predicted != self.labels) & (predicted < logits.shape[1])
-        if self.protected is not None:
-            wrong = torch.where(self.protected, predicted == self.labels, wrong)
-        return wrong & self.mask
+        return _satisfied(predictions(logits), logits.shape[1], self.labels, self.mask, self.targeted, self.protected)
 
     def apsr(self, logits: Tensor) -> Tensor:
         """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel is attacked."""
@@ -283,6 +278,18 @@ class Problem:
     def succeeded(self, apsr: Tensor) -> Tensor:
         """Which images are successes at this APSR, bool `[B]`; an image without attacked pixels never is one."""
         return (apsr >= self.threshold) & self.attackable
+
+
+@fusible
+def _satisfied(
+    predicted: Tensor, num_classes: int, labels: Tensor, mask: Tensor, targeted: bool, protected: Tensor | None
+) -> Tensor:
+    if targeted:
+        return (predicted == labels) & mask
+    wrong = (predicted != labels) & (predicted < num_classes)
+    if protected is not None:
+        wrong = torch.where(protected, predicted == labels, wrong)
+    return wrong & mask
 
 
 def _share(pixels: Tensor, count: Tensor) -> Tensor:

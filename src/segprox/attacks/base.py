@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from segprox.best import Keep
 from segprox.devices import without_tf32
 from segprox.errors import SegproxError
+from segprox.fusion import fusing
 from segprox.models.segmenter import Segmenter, restored
 from segprox.naming import read_fraction
 from segprox.norms import NormName, project
@@ -101,7 +102,7 @@ class Attack(ABC):
         if self.targeted_only and not problem.targeted:
             raise SegproxError(f"{type(self).__name__.lower()} needs a target: it has no untargeted form")
         tracker = Tracker(model, problem, self.norm, self.keeps, self.stops_at_success, max_queries)
-        with suppress(QueriesExhausted), without_tf32():
+        with suppress(QueriesExhausted), without_tf32(), fusing(model.fused):
             self.search(tracker, ProgressReporter(callback))
         return tracker.result()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from segprox.attacks.base import FIELDS, Cost, MinimalAttack, ProgressReporter
 from segprox.attacks.lagrangian import ConstraintMask, Masking
 from segprox.attacks.rounds import IMPROVEMENT, Ball, Penalty, Rounds, Trust
+from segprox.fusion import fusible
 from segprox.losses import Loss, choose, dlr_plus, margin, soft_margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
@@ -116,7 +117,7 @@ class Palma(MinimalAttack):
             size = problem.mean(d.abs()).clamp(min=torch.finfo(d.dtype).tiny).view(-1, 1, 1)
             rounds.count()
             if self.constraint == "margin" and not problem.targeted:
-                softness = self._openness(1 - query.apsr - ball.allowed, rounds).to(size.dtype).view(-1, 1, 1) * size
+                softness = _softness(size, 1 - query.apsr - ball.allowed, rounds)
                 soft = soft_margin(query.logits, problem.labels, softness=softness)
                 chosen = soft if problem.protected is None else choose(problem.protected, Loss(d, pullback), soft)
                 pullback = chosen.pullback
@@ -130,8 +131,7 @@ class Palma(MinimalAttack):
                 trust.length = FIRST_STEP * ball.radius
             mu = self._normalised(torch.lerp(weights, mu, self.smoothing), problem)
             direction = momentum * direction + unit(g, "l1")
-            sweeping = rounds.anneal(self.step_size, LAST_STEP) * ball.radius
-            length = torch.where(rounds.sweeping, sweeping, trust.length)
+            length = _step_length(self.step_size, ball.radius, trust.length, rounds)
             ahead = project(delta - scale(self._steepest(direction), length), ball.radius, self.norm)
             ahead = (x + ahead).clamp_(0, 1).sub_(x)
             trust.predict(penalty, d, g, ahead - delta)
@@ -147,15 +147,6 @@ class Palma(MinimalAttack):
             rounds.restart(over)
         if steps < self.steps:
             self._trim(tracker, report, spare.images, spare.direction)
-
-    def _openness(self, missing: Tensor, rounds: Rounds) -> Tensor:
-        """The softness of the margin over the mean size of the constraints, `[B]`.
-
-        While many pixels are `missing` `[B]`, a descent leaves it open what they become. A sweep decides step by step,
-        however it goes: the two end in different places, and on some images only one of these is near the best.
-        """
-        descending, sweeping = OPEN * missing, rounds.anneal(SWEEP_OPEN, LEAST_OPEN)
-        return torch.where(rounds.sweeping, sweeping, descending.clamp(min=OPEN * LEAST_OPEN))
 
     def _normalised(self, mu: Tensor, problem: Problem) -> Tensor:
         """Multipliers of mean 1: only their proportions matter, as steps have a length of their own."""
@@ -200,6 +191,24 @@ def _linear_distance(violations: Tensor, gradient: Tensor, norm: NormName) -> Te
         norm: in which to measure.
     """
     return per_image(torch.sum, violations) / distance(gradient, dual(norm)).clamp(min=LEAST_SLOPE)
+
+
+@fusible
+def _softness(size: Tensor, missing: Tensor, rounds: Rounds) -> Tensor:
+    """The softness of the margin, `[B, 1, 1]`, in proportion to the mean `size` of the constraints `[B, 1, 1]`.
+
+    While many pixels are `missing` `[B]`, a descent leaves it open what they become. A sweep decides step by step,
+    however it goes: the two end in different places, and on some images only one of these is near the best.
+    """
+    descending, sweeping = OPEN * missing, rounds.anneal(SWEEP_OPEN, LEAST_OPEN)
+    openness = torch.where(rounds.sweeping, sweeping, descending.clamp(min=OPEN * LEAST_OPEN))
+    return openness.to(size.dtype).view(-1, 1, 1) * size
+
+
+@fusible
+def _step_length(longest: float, radius: Tensor, trusted: Tensor, rounds: Rounds) -> Tensor:
+    """How far to go, `[B]`: a descent as far as its steps are `trusted`, a sweep along its cosine."""
+    return torch.where(rounds.sweeping, rounds.anneal(longest, LAST_STEP) * radius, trusted)
 
 
 def _choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:

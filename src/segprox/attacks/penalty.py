@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from segprox.fusion import fusible
+
 Derivative = Literal["exact", "authors"]
 
 
@@ -18,6 +20,7 @@ def penalty(y: Tensor, rho: Tensor, mu: Tensor, rho_min: float = 1.0) -> Tensor:
     return torch.where(y >= 0, violated, satisfied)
 
 
+@fusible
 def penalty_derivative(y: Tensor, rho: Tensor, mu: Tensor, kind: Derivative = "exact", rho_min: float = 1.0) -> Tensor:
     """dP/dy, elementwise, never negative.
 

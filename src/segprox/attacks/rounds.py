@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from segprox.fusion import fusible
 from segprox.norms import distance, elementwise_, per_image
 from segprox.tracker import Query, Tracker
 
@@ -73,6 +74,7 @@ class Rounds:
         share = (self.age - 1) / (self.length - 1)
         return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
 
+    @fusible
     def over(self, leaping: Tensor) -> Tensor:
         """Whose round is over, bool `[B]`: sweeps by their length, descents when they have settled.
 
@@ -89,6 +91,7 @@ class Rounds:
         self.mark = torch.where(leaping & ~self.sweeping, torch.inf, self.mark)
         return over
 
+    @fusible
     def restart(self, over: Tensor) -> None:
         """Begin the next round of these images."""
         self.index = self.index + over
@@ -127,6 +130,7 @@ class Ball:
         """The first radius, `[B]`."""
         self.radius = torch.minimum(guess, self.farthest)
 
+    @fusible
     def restart(self, over: Tensor, swept: Tensor) -> None:
         """Begin another round where one is over: a descent after a sweep, a sweep after a descent."""
         share = torch.where(swept, INSIDE, LEEWAY)
@@ -138,6 +142,7 @@ class Ball:
         self.missing = torch.where(over, 1.0, self.missing)
         self.since = torch.where(over, 1, self.since)
 
+    @fusible
     def fit(self, query: Query, rounds: Rounds, length: Tensor, kept: Tensor) -> Tensor:
         """Change the radius by what the query says.
 
@@ -221,15 +226,20 @@ class Trust:
 
     def judge(self, d: Tensor, longest: Tensor, rounds: Rounds) -> None:
         """Longer steps after one that kept its promise, at most the `longest` `[B]`, shorter ones otherwise."""
-        if self.penalty is None:
-            return
+        if self.penalty is not None:
+            self._follow(self._total(self.penalty, d) - self.value, longest, rounds)
+
+    @fusible
+    def _follow(self, change: Tensor, longest: Tensor, rounds: Rounds) -> None:
+        """Lengths by the `change` of the penalty over the last step, `[B]`."""
         down = (self.predicted < 0) & ~rounds.sweeping
-        ratio = (self._total(self.penalty, d) - self.value) / torch.where(down, self.predicted, -1.0)
+        ratio = change / torch.where(down, self.predicted, -1.0)
         factor = (1 + ratio - TRUSTED).clamp_(*TRUST_CHANGE)
         length = torch.where(down, self.length * factor, self.length)
         self.kept = ~down | (ratio >= TRUSTED)
         self.length = length.clamp(min=self.least).minimum(longest)
 
+    @fusible
     def restart(self, over: Tensor) -> None:
         """The next descent goes on with steps as they were in the last one, a little longer."""
         self.length = torch.where(over, AGAIN * self.length, self.length)

@@ -70,7 +70,9 @@ def execution_options(
             help="Hold only what the gradient of the image needs (see: segprox memory).",
         ),
     ] = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the model.")] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="torch.compile the model and small pieces of attacks.")
+    ] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")] = False,
     engine: Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")] = EngineName.LOCAL,

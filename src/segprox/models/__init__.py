@@ -183,6 +183,7 @@ def settle(segmenter: Segmenter, options: ModelOptions) -> Segmenter:
         _make_lean(segmenter, options)
     if options.compile:
         segmenter.model = torch.compile(segmenter.model)  # type: ignore[assignment]  # a module of the same kind
+        segmenter.fused = True
     return segmenter
 
 

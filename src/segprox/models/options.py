@@ -55,7 +55,7 @@ class ModelOptions:
         Precision, Field(description="precision of the network; successes are verified in float32 whatever it is")
     ] = "float32"
     channels_last: Annotated[bool, Field(description="memory format of weights and images")] = False
-    compile: Annotated[bool, Field(description="torch.compile the network")] = False
+    compile: Annotated[bool, Field(description="torch.compile the network and small pieces of attacks")] = False
     lean: Annotated[
         bool | Literal["auto", "recompute"],
         Field(

@@ -83,6 +83,7 @@ class Segmenter(nn.Module):
         self.multiple, self.resize, self.channels_last = multiple, resize, False
         self.class_names = tuple(class_names)
         self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
+        self.fused = False  # whether small pieces of attacks on it are compiled
         self.operations: AbstractContextManager[Any] = nullcontext()  # within which the network runs: see `lean`
         if channels_last:
             self.use_channels_last()

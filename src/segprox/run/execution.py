@@ -23,7 +23,7 @@ class Execution:
         threads: of each worker.
         batch: images of one size that are attacked together.
         lean: hold only what the image's gradient needs; as the model's name says if left out, else where it pays.
-        compile: torch.compile the model.
+        compile: torch.compile the model and small pieces of attacks.
         channels_last: the memory format of weights and images.
     """
 
