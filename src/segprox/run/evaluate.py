@@ -193,25 +193,20 @@ class Evaluation:
 
         The first image of the dataset is looked at, with a few forwards and a backward; nothing is attacked.
         """
-        left = {(run.model, run.dataset): run for run in self.runs if self._left(run)}
-        return [sentence for run in left.values() if (sentence := self._red_check(run))]
-
-    def _red_check(self, run: Run) -> str | None:
-        data = open_dataset(run.dataset)
-        try:
-            model = prepare_model(run, self.execution).segmenter
-            checks = check_model(
-                model, [data[0]], ignore=data.ignore, num_classes=len(data.classes) or None, quick=True
-            )
-        except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
-            return None
-        red = ", ".join(check.name for check in checks if check.verdict == "red")
-        if not red:
-            return None
-        return (
-            f"segprox check is red for {run.model} on {run.dataset}: {red}. Figures of this model may be wrong; "
-            "segprox check, or segprox.run.check_model in Python, says why."
-        )
+        sentences = []
+        for (model, dataset), run in {(run.model, run.dataset): run for run in self.runs if self._left(run)}.items():
+            data = open_dataset(dataset)
+            try:
+                segmenter, classes = prepare_model(run, self.execution).segmenter, len(data.classes) or None
+                checks = check_model(segmenter, [data[0]], ignore=data.ignore, num_classes=classes, quick=True)
+            except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
+                continue
+            if red := ", ".join(check.name for check in checks if check.verdict == "red"):
+                sentences.append(
+                    f"segprox check is red for {model} on {dataset}: {red}. Figures of this model may be wrong; "
+                    "segprox check, or segprox.run.check_model in Python, says why."
+                )
+        return sentences
 
 
 def _names(run: Run) -> list[str]:

@@ -153,10 +153,8 @@ class Worker:
     def __init__(self, threads: int | None = None, deterministic: bool | None = None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        if deterministic not in (
-            None,
-            torch.are_deterministic_algorithms_enabled(),
-        ):  # setting it imports much of torch
+        usual = torch.are_deterministic_algorithms_enabled()
+        if deterministic not in (None, usual):  # setting it imports much of torch
             torch.use_deterministic_algorithms(deterministic)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._ahead: dict[tuple[str, int], Future[Sample]] = {}
@@ -307,11 +305,8 @@ def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Scor
 
 def _preview(prepared: Prepared, job: _Job, image: Tensor, logits: Tensor) -> bytes:
     wanted = job.sample.label if not job.problem.targeted else torch.where(job.problem.mask, job.problem.labels, -1)[0]
-    maps: dict[Part, Tensor] = {
-        "label": wanted,
-        "clean": predictions(job.clean)[0],
-        "prediction": predictions(logits)[0],
-    }
+    clean, attacked = (predictions(values)[0] for values in (job.clean, logits))
+    maps: dict[Part, Tensor] = {"label": wanted, "clean": clean, "prediction": attacked}
     return encode_preview(job.problem.images[0], image[0], maps, prepared.data.palette, logits.shape[1])
 
 
@@ -339,7 +334,6 @@ def _reason(error: Exception) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or ("memory" in text and "alloc" in text))
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "out of memory" in text or ("memory" in text and "alloc" in text)
