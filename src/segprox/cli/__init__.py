@@ -30,13 +30,13 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.splitlines())), highlight=False)
+    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.splitlines())))
     sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"segprox {segprox.__version__}", highlight=False)
+        out.print(f"segprox {segprox.__version__}")
         raise typer.Exit
 
 

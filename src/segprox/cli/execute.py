@@ -33,7 +33,7 @@ def show_audit(statuses: Sequence[Status], log: Log) -> None:
         for row in audit.rows():
             print(json.dumps({"event": "finding", **row}), flush=True)
     else:
-        out.print(*map(to_screen, audit.tables), audit.sentence, sep="\n", highlight=False, markup=False)
+        out.print(*map(to_screen, audit.tables), audit.sentence, sep="\n")
 
 
 def run_evaluation(

@@ -177,7 +177,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
     print_lines(lines)
     for store in stores(folder):
         if store.locked:
-            out.print(f"{store.run.title}: being written to", highlight=False)
+            out.print(f"{store.run.title}: being written to")
 
 
 @app.command()
@@ -204,5 +204,5 @@ def verify(
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
     print_runs(rows, "saved as", "linf x 255", "broken", "agree")
     if disagree:
-        out.print(f"{disagree} saved images are not what their records say.", highlight=False)
+        out.print(f"{disagree} saved images are not what their records say.")
         raise typer.Exit(1)

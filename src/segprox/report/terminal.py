@@ -32,7 +32,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     }
     if "protected" in columns:
         del columns["l2"], columns["seconds"]
-    counted = [LINF.counted(record) * LINF.factor for record in records]
+    counted = [record.counted_size("linf") * LINF.factor for record in records]
     table.add_column("image", footer="median", no_wrap=True)
     for name, values in (columns | {"linf x 255": counted}).items():
         table.add_column(name, footer=_format(name, median_size(values)), justify="right", no_wrap=True)
