@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import Network, explained, load_checkpoint, published
+from segprox.models.sources.base import Network, load_checkpoint, published
 from segprox.optional import require
 
 URL = "https://download.openmmlab.com/mmsegmentation/v0.5"
