@@ -53,9 +53,6 @@ def _root(
     ] = False,
 ) -> None:
     if plugin:  # in the environment, so that worker processes load them as well
-        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *map(_absolute, plugin)])
+        absolute = [str(Path(text).absolute()) if text.endswith(".py") else text for text in plugin]
+        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *absolute])
         load_plugins()
-
-
-def _absolute(plugin: str) -> str:
-    return str(Path(plugin).absolute()) if plugin.endswith(".py") else plugin

@@ -143,9 +143,7 @@ class Agreement:
             for side, reason in finding.errors.items()
         ]
         title = f"{self.minimal} and {self.fixed} within {self.unit.text(self.epsilon)}: {self.group.title}"
-        columns = (
-            *IMAGE, Column(f"{self.minimal}: {self.unit.name}", ".2f"), Column(f"{self.fixed}: APSR", ".2%")
-        )  # fmt: skip
+        columns = (*IMAGE, Column(f"{self.minimal}: {self.unit.name}", ".2f"), Column(f"{self.fixed}: APSR", ".2%"))
         return Table("audit", title, columns, tuple(map(self.cells, self.findings)), tuple(errors))
 
 

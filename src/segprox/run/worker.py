@@ -245,18 +245,15 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
         image = found.images[i : i + 1]
         score, logits = score_image(prepared.model, job.problem, image)
         rounded = score_image(prepared.model, job.problem, to_bytes(image).to(image) / 255)[0]
-        files = {kind: encode(image) for kind, encode in ENCODERS.items() if kind in prepared.run.settings.save}
-        saved: dict[str, Saved] = {
-            kind: Saved(
-                file=f"images/{_file_name(job)}.{SUFFIXES[kind]}",
-                score=score_image(prepared.model, job.problem, DECODERS[kind](content).to(image))[0],
-            )
-            for kind, content in files.items()
-        }
-        contents = {saved[kind].file: content for kind, content in files.items()}
-        preview = None
-        if prepared.run.settings.save:  # whoever keeps pictures wants to see them in reports as well
-            preview = f"previews/{_file_name(job)}.zip"
+        name, keep = _file_name(job.sample.name), prepared.run.settings.save
+        saved: dict[str, Saved] = {}
+        contents: dict[str, bytes] = {}
+        for kind in (kind for kind in ENCODERS if kind in keep):
+            file, content = f"images/{name}.{SUFFIXES[kind]}", ENCODERS[kind](image)
+            again = score_image(prepared.model, job.problem, DECODERS[kind](content).to(image))[0]
+            saved[kind], contents[file] = Saved(file=file, score=again), content
+        preview = f"previews/{name}.zip" if keep else None
+        if preview is not None:  # whoever keeps pictures wants to see them in reports as well
             contents[preview] = _preview(prepared, job, image, logits)
         clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))
         record = Record(
@@ -320,10 +317,10 @@ def _accuracy(counts: ClassCounts) -> float:
     return right / max(right + wrong, 1)
 
 
-def _file_name(job: _Job) -> str:
+def _file_name(image: str) -> str:
     """A name that any file system takes and that no other image of the run has."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in job.sample.name)
-    return f"{plain[:60]}-{digest(job.sample.name)[:6]}"
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in image)
+    return f"{plain[:60]}-{digest(image)[:6]}"
 
 
 def _reason(error: Exception) -> str:
