@@ -112,11 +112,8 @@ def _draw_shares(
         axes.set(ylim=(0, 1.0), xlabel=x_label.format(unit.name), ylabel=y_label)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         _plot(axes, some, styles, dotted=some.keys() - runs.keys())
-    panel.tidy(panels)
     places = [{label: _beside(found, axis) for label, found in some.items()} for some in curves]
-    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
-    panel.legend(figure, panels, styles, done)
-    return figure
+    return _named(figure, panels, styles, places, corners)
 
 
 Corners = tuple[list[float], list[float]]
@@ -140,12 +137,23 @@ def _plot(
         axes.plot(x, y, **look, marker=marker, markersize=4.5, clip_on=clip, solid_joinstyle="miter")
 
 
-def _label(
-    axes: Axes, styles: Styles, places: Mapping[str, list[LabelPosition]], corners: Mapping[str, Corners]
-) -> bool:
-    """Names beside curves, if all of them find room."""
-    labels = [Label(one_line(label), ink(styles[label]), some) for label, some in places.items()]
-    return place_labels(axes, labels, [Line(np.column_stack(line)) for line in corners.values()])
+def _named(
+    figure: Figure,
+    panels: Sequence[Axes],
+    styles: Styles,
+    places: Sequence[Mapping[str, list[LabelPosition]]],
+    corners: Sequence[Mapping[str, Corners]],
+    kind: str = "line",
+) -> Figure:
+    """The figure with names beside its curves, if all of them find room in every panel, or else with a legend."""
+
+    def beside(axes: Axes, spots: Mapping[str, list[LabelPosition]], lines: Mapping[str, Corners]) -> bool:
+        labels = [Label(one_line(label), ink(styles[label]), some) for label, some in spots.items()]
+        return place_labels(axes, labels, [Line(np.column_stack(line)) for line in lines.values()])
+
+    panel.tidy(panels)
+    panel.legend(figure, panels, styles, map(beside, panels, places, corners), kind)
+    return figure
 
 
 def _beside(curve: Curve, axis: NormAxis) -> list[LabelPosition]:
@@ -182,11 +190,8 @@ def draw_anytime(groups: Sequence[Group]) -> Figure | None:
             ylim=(axis.below(lowest), axis.end * 1.05),
         )
         _plot(axes, some, styles, clip=True)
-    panel.tidy(panels)
     places = [{label: _along(curve) for label, curve in some.items()} for some in curves]
-    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
-    panel.legend(figure, panels, styles, done)
-    return figure
+    return _named(figure, panels, styles, places, corners)
 
 
 def _known(group: Group) -> dict[str, Curve]:
@@ -232,10 +237,9 @@ def draw_queries(groups: Sequence[Group]) -> Figure | None:
             spread = [point.low, min(point.high, axis.end * 1.3)]
             axes.plot([point.queries] * 2, spread, color=look["color"], linewidth=1.2)
             axes.plot(point.queries, point.norm, look["marker"], color=look["color"], mec="white", ms=7.5, zorder=3)
-    panel.tidy(panels)
-    done = (_label_points(axes, some, styles) for axes, some in zip(panels, points))
-    panel.legend(figure, panels, styles, done, "marker")
-    return figure
+    places = [{label: _around(point) for label, point in some.items()} for some in points]
+    spreads = [{label: ([p.queries] * 2, [p.low, p.high]) for label, p in some.items()} for some in points]
+    return _named(figure, panels, styles, places, spreads, "marker")
 
 
 class _Cost(NamedTuple):
@@ -253,14 +257,9 @@ def _cost(result: RunResults) -> _Cost:
     return _Cost(max(1.0, float(queries)), *(float(size) * result.unit.factor for size in sizes))
 
 
-def _label_points(axes: Axes, points: Mapping[str, _Cost], styles: Styles) -> bool:
-    around = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
-    places = {
-        label: [LabelPosition(point.queries, point.norm, *offset) for offset in around]
-        for label, point in points.items()
-    }
-    spreads = {label: ([point.queries] * 2, [point.low, point.high]) for label, point in points.items()}
-    return _label(axes, styles, places, spreads)
+def _around(point: _Cost) -> list[LabelPosition]:
+    offsets = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
+    return [LabelPosition(point.queries, point.norm, *offset) for offset in offsets]
 
 
 def draw_classes(groups: Sequence[Group], critical: Sequence[str] = ()) -> Figure:
