@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from segprox import SegproxError
-from segprox.run.engines import Local, Processes, Ray
+from segprox.run.cluster import Ray
+from segprox.run.engines import Local, Processes
 from segprox.run.plan import AttackEntry, Run
 from segprox.run.record import ImageError, Record, same
 from segprox.run.worker import ATTEMPTS, WORKER_DIED, Task
@@ -305,8 +306,8 @@ def test_actors_find_what_this_process_finds(cluster, dangerous, tmp_path, monke
 @needs_ray
 @ray_warns
 def test_a_cluster_without_room_for_a_worker_is_told(cluster, monkeypatch):
-    monkeypatch.setattr("segprox.run.engines.LOOK_AFTER", 0.5)
-    monkeypatch.setattr("segprox.run.engines.NO_ROOM", 1.0)
+    monkeypatch.setattr("segprox.run.cluster.LOOK_AFTER", 0.5)
+    monkeypatch.setattr("segprox.run.cluster.NO_ROOM", 1.0)
     with pytest.raises(
         SegproxError, match="none of the 3 nodes of the Ray cluster has the CPU and the 1 GPUs of a worker"
     ):

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, overload
 
@@ -99,10 +100,8 @@ def attack(
         >>> [bool(result.norm.max() <= limit) for result, limit in zip(curve, [2.01 / 255, 8.01 / 255])]
         [True, True]
     """
-    if isinstance(epsilon, (list, tuple)):
-        each = [_choose(attack, options | {"epsilon": value}) for value in epsilon]
-    else:
-        each = [_choose(attack, options if epsilon is None else options | {"epsilon": epsilon})]
+    several = epsilon if isinstance(epsilon, (list, tuple)) else [epsilon]
+    each = [_choose(attack, options if value is None else options | {"epsilon": value}) for value in several]
     found = [
         chosen(
             model, images, labels, target=target, ignore=ignore, mask=mask, protect=protect, threshold=threshold,
@@ -110,7 +109,7 @@ def attack(
         )
         for chosen in each
     ]  # fmt: skip
-    return found if isinstance(epsilon, (list, tuple)) else found[0]
+    return found if several is epsilon else found[0]
 
 
 def _choose(attack: str | Attack, options: dict[str, Any]) -> Attack:
@@ -204,24 +203,11 @@ def audit(
     *,
     epsilon: float | str,
     goal: str = UNTARGETED,
-    limit: int | None = None,
-    threshold: float = 0.99,
-    seed: int = 0,
-    max_queries: int | None = None,
-    ignore: tuple[int, ...] = (255,),
-    out: str | Path | None = None,
-    save: Sequence[SaveFormat] = ("preview",),
-    workers: int = 1,
-    batch: int = 1,
-    device: str | None = None,
-    retry_errors: bool = False,
-    progress: bool = True,
-    **fields: Any,
+    **options: Any,
 ) -> Audit:
     """Attack each image twice, by attacks of two families, and say where one missed what the other found.
 
-    An image that only one of them breaks within epsilon shows that the other is too weak there. It is an evaluation of
-    two attacks: what is not explained here is as in `evaluate`.
+    An image that only one of them breaks within epsilon shows that the other is too weak there.
 
     Args:
         model: a name or a network.
@@ -230,19 +216,8 @@ def audit(
         fixed: the attack that does the most damage within epsilon, in the same norm.
         epsilon: the size within which they are compared, such as `"8/255"`; `fixed` gets it, whatever it had.
         goal: `untargeted`, or a target as `segprox target` takes it.
-        limit: how many images; all if left out.
-        threshold: the share of pixels that makes a success.
-        seed: of random starts.
-        max_queries: the most forwards plus backwards per image and attack.
-        ignore: label values of pixels that do not count, where the dataset does not say it itself.
-        out: a folder for the records, from which the same call goes on after an interruption.
-        save: what to keep of perturbed images in that folder.
-        workers: processes.
-        batch: images of one size that are attacked together.
-        device: where the model goes.
-        retry_errors: try images again that could not be attacked.
-        progress: show a bar.
-        fields: fields of the attacks that are given by their names, such as `steps`; each goes to those that have it.
+        options: what `evaluate` takes, such as `limit`, `out` or `progress`; and fields of the attacks that are given
+            by their names, such as `steps`: each goes to those that have it.
 
     Example:
         >>> import segprox
@@ -252,9 +227,7 @@ def audit(
         >>> [finding.broken_by for finding in audit.findings]
         [('minimal', 'fixed'), ('minimal', 'fixed')]
     """
-    results = evaluate(
-        model, dataset, audit_entries(minimal, fixed, epsilon, fields), goals=goal, limit=limit, threshold=threshold,
-        seed=seed, max_queries=max_queries, ignore=ignore, out=out, save=save, workers=workers, batch=batch,
-        device=device, retry_errors=retry_errors, progress=progress,
-    )  # fmt: skip
-    return Audit(results)
+    known = {name for name, option in signature(evaluate).parameters.items() if option.kind is option.KEYWORD_ONLY}
+    fields = {name: value for name, value in options.items() if name not in known - {"goals"}}
+    own = {name: value for name, value in options.items() if name not in fields}
+    return Audit(evaluate(model, dataset, audit_entries(minimal, fixed, epsilon, fields), goals=goal, **own))

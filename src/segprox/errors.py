@@ -1,5 +1,8 @@
 """The one error a user can cause, and how errors of others are told."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SegproxError(ValueError):
     """Something about the input is wrong; the message is one sentence that says what to do about it.
@@ -23,3 +26,14 @@ def told(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what a library or a user's own code raises into one sentence."""
+    try:
+        yield
+    except SegproxError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a library or a file of the user may do
+        raise SegproxError(f"{what}: {told(error)}") from error

@@ -49,10 +49,7 @@ class Name:
 def checked(make: Callable[..., T], what: str, /, **options: Any) -> T:
     """Call a pydantic dataclass with options from a user; what does not fit is refused in one sentence.
 
-    Args:
-        make: the dataclass.
-        what: how a message names the thing that has these options.
-        options: its fields, which may be text as it comes from a command line.
+    Options may be text as it comes from a command line; `what` is how a message names the thing that has them.
     """
     known = [entry.name for entry in fields(make)]  # type: ignore[arg-type]  # a dataclass
     for option in options:
@@ -97,9 +94,7 @@ def refusal(error: ValidationError, what: str) -> SegproxError:
     """What to tell the user of the first field that does not fit."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
-    if (
-        first["type"] == "value_error" and not first["loc"]
-    ):  # a field does not fit another one, which `what` says itself
+    if first["type"] == "value_error" and not first["loc"]:  # a field does not fit another one: the reason names them
         return SegproxError(reason)
     return SegproxError(f"{first['loc'][0]} of {what} cannot be {first['input']!r}: {reason}")
 

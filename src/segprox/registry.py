@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from segprox.errors import SegproxError, told
+from segprox.errors import SegproxError, explained
 
 T = TypeVar("T")
 GROUP, VARIABLE = "segprox.plugins", "SEGPROX_PLUGINS"
@@ -36,13 +36,7 @@ class Registry(dict[str, T]):
         self._origins: dict[str, object] = {}  # of entries that were registered
 
     def register(self, name: str, entry: T, definition: object) -> None:
-        """Add an entry; a name that is taken is refused, unless its `definition` is only being made again.
-
-        Args:
-            name: to be found by.
-            entry: what to find.
-            definition: the class or function that it is about.
-        """
+        """Add an entry; a name that is taken is refused, unless the class or function that defines it is made again."""
         origin = _origin(definition)
         if name in self and self._origins.get(name) != origin:
             raise SegproxError(f"the name {name!r} is taken by another {self.what}: register yours under another one")
@@ -78,19 +72,15 @@ def load_plugins() -> None:
 @cache
 def _load_announced() -> None:
     for entry in entry_points(group=GROUP):
-        try:
+        package = entry.dist.name if entry.dist else entry.value
+        with explained(f"the plugin {entry.name} of {package} cannot be loaded"):
             entry.load()
-        except SegproxError:
-            raise
-        except (Exception, SystemExit) as error:  # whatever a package may do when it is imported
-            package = entry.dist.name if entry.dist else entry.value
-            raise SegproxError(f"the plugin {entry.name} of {package} cannot be loaded: {told(error)}") from error
 
 
 @cache
 def _load_named(text: str) -> None:
     path = Path(text)
-    try:
+    with explained(f"the plugin {text} cannot be loaded"):
         if path.suffix != ".py":
             import_module(text)
             return
@@ -101,7 +91,3 @@ def _load_named(text: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # where dataclasses look for their module
         spec.loader.exec_module(module)
-    except SegproxError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a file of the user may do when it is imported
-        raise SegproxError(f"the plugin {text} cannot be loaded: {told(error)}") from error

@@ -30,13 +30,13 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.splitlines())), highlight=False)
+    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.splitlines())))
     sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"segprox {segprox.__version__}", highlight=False)
+        out.print(f"segprox {segprox.__version__}")
         raise typer.Exit
 
 
@@ -53,9 +53,6 @@ def _root(
     ] = False,
 ) -> None:
     if plugin:  # in the environment, so that worker processes load them as well
-        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *map(_absolute, plugin)])
+        absolute = [str(Path(text).absolute()) if text.endswith(".py") else text for text in plugin]
+        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *absolute])
         load_plugins()
-
-
-def _absolute(plugin: str) -> str:
-    return str(Path(plugin).absolute()) if plugin.endswith(".py") else plugin

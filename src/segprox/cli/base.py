@@ -33,13 +33,13 @@ app = typer.Typer(
 
 
 class SafeConsole(Console):
-    """Prints names as they are: brackets are no markup, and no control character reaches the terminal.
+    """Prints names as they are: no brackets are markup, no numbers coloured, no control characters left.
 
     A table that is too wide for the terminal is printed line by line, so that no number is cut.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, **options)
+        super().__init__(markup=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """What is printed, piece by piece."""
@@ -77,11 +77,13 @@ WIDE = Console(width=10_000).options  # in which nothing needs to be wrapped
 out, err = SafeConsole(), SafeConsole(stderr=True, soft_wrap=True)
 
 
-def plain_table(*headings: str) -> Table:
-    """A plain table whose first column is never broken."""
+def plain_table(*texts: str, numbers: Sequence[str] = ()) -> Table:
+    """A plain table of texts, of which the first is never broken, and of numbers."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
+    for i, heading in enumerate(texts):
         table.add_column(heading, overflow="fold", no_wrap=i == 0)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

@@ -63,4 +63,4 @@ def demo(
         out.print("Not every image was broken: more --steps, or another --attack, may do it.")
     with writing_to(out_dir):
         page = write_page(load_runs([out_dir / "runs" / run.folder]), out_dir / "index.html")
-    out.print(f"Open {page.path.as_posix()} in a browser.", highlight=False)
+    out.print(f"Open {page.path.as_posix()} in a browser.")

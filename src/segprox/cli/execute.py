@@ -33,7 +33,7 @@ def show_audit(statuses: Sequence[Status], log: Log) -> None:
         for row in audit.rows():
             print(json.dumps({"event": "finding", **row}), flush=True)
     else:
-        out.print(*map(to_screen, audit.tables), audit.sentence, sep="\n", highlight=False, markup=False)
+        out.print(*map(to_screen, audit.tables), audit.sentence, sep="\n")
 
 
 def run_evaluation(
@@ -53,13 +53,11 @@ def run_evaluation(
     statuses = evaluation.status()
     errors = sum(status.errors for status in statuses)
     show(statuses, log)
-    facts = {"out": str(evaluation.out), "errors": errors}
+    why = f"{evaluation.out}/*/records.jsonl says why, --retry-errors tries them again"
+    failed, fine = f"{errors} images could not be attacked; {why}", f"Results are in {evaluation.out.as_posix()}/"
+    follower.say(failed if errors else fine, "finished", out=str(evaluation.out), errors=errors)
     if errors:
-        why = f"{evaluation.out}/*/records.jsonl says why, --retry-errors tries them again"
-        message = f"{errors} images could not be attacked; {why}"
-        follower.say(message, "finished", **facts)
         raise typer.Exit(1)
-    follower.say(f"Results are in {evaluation.out.as_posix()}/", "finished", **facts)
 
 
 @contextmanager

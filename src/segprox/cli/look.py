@@ -36,12 +36,9 @@ def check(
     out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
     red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
     if red:
-        out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.", highlight=False)
+        out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.")
         raise typer.Exit(1)
-    out.print(
-        f"Fit to be evaluated; first look at what is amber ({amber})." if amber else "Fit to be evaluated.",
-        highlight=False,
-    )
+    out.print(f"Fit to be evaluated; first look at what is amber ({amber})." if amber else "Fit to be evaluated.")
 
 
 @app.command()
@@ -81,16 +78,14 @@ def target(
         out_file.parent.mkdir(parents=True, exist_ok=True)
         coloured = write_map(labels, data, out_file)
     out.print(Text.assemble((text, "bold"), f" for {sample.name}"))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("class")
-    table.add_column("pixels", justify="right")
+    table = plain_table("class", numbers=["pixels"])
     for name, share in shares(labels, data.classes).items():
         table.add_row(name, f"{share:.1%}")
     out.print(table)
     if aim.mask is not None:
         protected = 0.0 if aim.protect is None else aim.protect.float().mean().item()
         out.print(f"attacked: {aim.mask.float().mean() - protected:.1%} of the pixels, protected: {protected:.1%}")
-    out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}", highlight=False)
+    out.print(f"Wrote {out_file.as_posix()} and {coloured.as_posix()}")
 
 
 @app.command()
@@ -115,9 +110,7 @@ def _table_of_memory(name: str, height: int, width: int) -> Table:
     from segprox.attacks import state_bytes
     from segprox.models import held_bytes, load_model, make_lean
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("gradient", "held", "share", "with logits and attack"):
-        table.add_column(heading, justify="left" if heading == "gradient" else "right")
+    table = plain_table("gradient", numbers=("held", "share", "with logits and attack"))
     held: dict[str, int] = {}
     for kind in ("plain", "lean", "lean, recompute"):
         network = load_model(name, device="cpu")
@@ -156,7 +149,7 @@ def _list_datasets() -> None:
         options = (f"{option}={default}".rstrip("=") for option, default in describe_options(source).items())
         table.add_row(name, source.layout, ", ".join(options))
     out.print(table)
-    out.print("Name one as in voc:/data/VOCdevkit?split=val&subset=0:50", highlight=False)
+    out.print("Name one as in voc:/data/VOCdevkit?split=val&subset=0:50")
 
 
 def _list_models() -> None:
@@ -170,8 +163,8 @@ def _list_models() -> None:
     for source in SOURCES.values():
         table.add_row(source.example, source.about, f"segprox[{source.extra}]" if source.extra else "")
     out.print(table)
-    out.print("The paper's models: " + ", ".join(PAPER_MODELS), highlight=False)
-    out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:", highlight=False)
+    out.print("The paper's models: " + ", ".join(PAPER_MODELS))
+    out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:")
     options = plain_table("option", "default", "meaning")
     for row in describe_fields(ModelOptions()):
         options.add_row(*row)
@@ -198,10 +191,7 @@ def _list_attacks() -> None:
                 table.add_row(name, norms(attack), str(cost.forwards), str(cost.backwards), about)
         out.print(table)
     out.print("Forwards and backwards: the most that an attack with its default fields asks of the model, per image.")
-    out.print(
-        "bisect:NAME makes a minimal attack of a fixed-epsilon attack. Fields: segprox attacks show NAME",
-        highlight=False,
-    )
+    out.print("bisect:NAME makes a minimal attack of a fixed-epsilon attack. Fields: segprox attacks show NAME")
 
 
 attacks_app = typer.Typer(help="Look closer at an attack.", no_args_is_help=True)
@@ -216,12 +206,10 @@ def show_attack(name: Annotated[str, typer.Argument(help="See: segprox list atta
     entry, attack = find_attack(name), make_attack(name)
     cost = attack.cost()
     out.print(Text.assemble((name, "bold"), f": {entry.about}"))
-    out.print(f"{entry.citation}", highlight=False, style="dim")
+    out.print(entry.citation, style="dim")
     out.print(f"{attack.family}; at most {cost.forwards} forwards and {cost.backwards} backwards per image")
     table = plain_table("field", "default", "meaning")
     for field in describe(attack):
         table.add_row(field.name, field.default, field.meaning)
     out.print(table)
-    out.print(
-        f"Set them with --set FIELD=VALUE, or in Python: segprox.make_attack({name!r}, FIELD=VALUE)", highlight=False
-    )
+    out.print(f"Set them with --set FIELD=VALUE, or in Python: segprox.make_attack({name!r}, FIELD=VALUE)")

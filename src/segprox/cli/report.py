@@ -48,11 +48,9 @@ def report(
         if table.name.startswith(("norms-", "against-")):
             out.print(to_screen(table))
     out.print(
-        f"Tables (Markdown, LaTeX, CSV) and figures ({', '.join(map(str.upper, formats))}) are in "
-        f"{out_dir.as_posix()}/",
-        highlight=False,
+        f"Tables (Markdown, LaTeX, CSV) and figures ({', '.join(map(str.upper, formats))}) are in {out_dir.as_posix()}/"
     )
-    out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).", highlight=False)
+    out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).")
 
 
 @app.command()
@@ -97,7 +95,7 @@ def card(
     check_writable(out_dir)
     with writing_to(out_dir):
         path = made.write(out_dir)
-    out.print(f"The card is {path.as_posix()}, its data {path.with_suffix('.json').as_posix()}.", highlight=False)
+    out.print(f"The card is {path.as_posix()}, its data {path.with_suffix('.json').as_posix()}.")
 
 
 @app.command("require")

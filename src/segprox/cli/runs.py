@@ -7,24 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from segprox.cli import options
 from segprox.cli.base import app, out
-from segprox.cli.options import (
-    DatasetOption,
-    DryOption,
-    LimitOption,
-    Log,
-    LogOption,
-    MaxQueriesOption,
-    ModelOption,
-    OutOption,
-    RetryOption,
-    SaveOption,
-    UntilOption,
-    execution_options,
-    field_options,
-    settings_options,
-    takes,
-)  # fmt: skip
+from segprox.cli.options import Log, execution_options, field_options, settings_options, takes
 from segprox.errors import SegproxError
 
 if TYPE_CHECKING:
@@ -35,19 +20,19 @@ if TYPE_CHECKING:
 @app.command()
 @takes(fields=field_options, settings=settings_options, execution=execution_options)
 def evaluate(
-    model: ModelOption,
-    out_dir: OutOption,
+    model: options.ModelOption,
+    out_dir: options.OutOption,
     fields: dict[str, Any],
     settings: "Settings",
     execution: "Execution",
-    dataset: DatasetOption = "demo",
+    dataset: options.DatasetOption = "demo",
     attack: Annotated[list[str] | None, typer.Option(help="See: segprox list attacks; may be repeated.")] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="A class, majority, erase:CLASS, ... (segprox target); may be repeated.")
     ] = None,
-    retry_errors: RetryOption = False,
-    dry_run: DryOption = False,
-    log: LogOption = Log.BAR,
+    retry_errors: options.RetryOption = False,
+    dry_run: options.DryOption = False,
+    log: options.LogOption = Log.BAR,
 ) -> None:
     """Attack a model on a dataset and keep a record of every image. The same command again goes on where it stopped.
 
@@ -69,15 +54,15 @@ def evaluate(
 @takes(execution=execution_options)
 def run(
     spec: Annotated[Path, typer.Argument(help="A YAML file; segprox spec example prints one.")],
-    out_dir: OutOption,
+    out_dir: options.OutOption,
     execution: "Execution",
-    limit: LimitOption = None,
-    until: UntilOption = None,
-    max_queries: MaxQueriesOption = None,
-    save: SaveOption = None,
-    retry_errors: RetryOption = False,
-    dry_run: DryOption = False,
-    log: LogOption = Log.BAR,
+    limit: options.LimitOption = None,
+    until: options.UntilOption = None,
+    max_queries: options.MaxQueriesOption = None,
+    save: options.SaveOption = None,
+    retry_errors: options.RetryOption = False,
+    dry_run: options.DryOption = False,
+    log: options.LogOption = Log.BAR,
 ) -> None:
     """Run a grid of models, datasets, attacks and goals. The same command again goes on where it stopped.
 
@@ -91,12 +76,7 @@ def run(
     from segprox.run.plan import Settings, Spec
 
     content = Spec.read(spec)
-    changes: dict[str, Any] = {
-        "limit": limit,
-        "until": until,
-        "max_queries": max_queries,
-        "save": tuple(save) if save else None,
-    }
+    changes = {"limit": limit, "until": until, "max_queries": max_queries, "save": tuple(save) if save else None}
     given = {name: value for name, value in changes.items() if value is not None}
     settings = checked(Settings, "an evaluation", **{**vars(content.settings), **given})
     runs = dataclasses.replace(content, settings=settings).runs()
@@ -109,16 +89,16 @@ def audit(
     fields: dict[str, Any],
     settings: "Settings",
     execution: "Execution",
-    model: ModelOption = "demo-robust",
-    out_dir: OutOption = Path("segprox-audit"),
-    dataset: DatasetOption = "demo",
+    model: options.ModelOption = "demo-robust",
+    out_dir: options.OutOption = Path("segprox-audit"),
+    dataset: options.DatasetOption = "demo",
     epsilon: Annotated[str, typer.Option(help="The largest perturbation, such as 8/255.")] = "8/255",
     minimal: Annotated[str, typer.Option(help="The attack that looks for the smallest perturbation.")] = "palma",
     fixed: Annotated[str, typer.Option(help="The attack that does the most damage within epsilon.")] = "anneal",
     target: Annotated[str | None, typer.Option(help="A class, majority, erase:CLASS, ... (segprox target).")] = None,
-    retry_errors: RetryOption = False,
-    dry_run: DryOption = False,
-    log: LogOption = Log.BAR,
+    retry_errors: options.RetryOption = False,
+    dry_run: options.DryOption = False,
+    log: options.LogOption = Log.BAR,
 ) -> None:
     """Attack each image twice, by attacks of two families, and say where one missed what the other found.
 
@@ -177,7 +157,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="What evaluate or run 
     print_lines(lines)
     for store in stores(folder):
         if store.locked:
-            out.print(f"{store.run.title}: being written to", highlight=False)
+            out.print(f"{store.run.title}: being written to")
 
 
 @app.command()
@@ -204,5 +184,5 @@ def verify(
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
     print_runs(rows, "saved as", "linf x 255", "broken", "agree")
     if disagree:
-        out.print(f"{disagree} saved images are not what their records say.", highlight=False)
+        out.print(f"{disagree} saved images are not what their records say.")
         raise typer.Exit(1)

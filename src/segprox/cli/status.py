@@ -5,9 +5,6 @@ from datetime import timedelta
 from itertools import groupby
 from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from segprox.cli.base import out, plain_table
 from segprox.data import published_length
 from segprox.errors import told
@@ -52,15 +49,14 @@ def print_lines(lines: Sequence[Line]) -> None:
     print_runs(rows, "images", "errors", "median, or left", "broken")
     for line in lines:
         if line.reached:  # an image that is not broken need not be unharmed
-            out.print(f"{line.run.title}: {line.reached}", highlight=False, markup=False)
+            out.print(f"{line.run.title}: {line.reached}")
     for line in lines:
         if line.until is not None:
-            out.print(f"{line.run.attack}, {line.run.goal}: {line.until}.", highlight=False, markup=False)
+            out.print(f"{line.run.attack}, {line.run.goal}: {line.until}.")
     out.print(
         "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
         "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "
         "the attack wants.",
-        highlight=False,
         style="dim",
     )
 
@@ -68,12 +64,9 @@ def print_lines(lines: Sequence[Line]) -> None:
 def print_runs(rows: Sequence[tuple[Run, Sequence[str]]], *headings: str) -> None:
     """A table for each model and dataset, a line for each attack and goal."""
     for place, some in groupby(rows, key=lambda row: f"{row[0].model_title} on {row[0].dataset}"):
-        out.print(place, highlight=False, markup=False, style="bold", soft_wrap=True)
-        table = plain_table("attack")
-        table.columns[0].no_wrap = False  # long fields go on below: numbers and headings are never cut
-        table.add_column("goal", no_wrap=True)
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
+        out.print(place, style="bold", soft_wrap=True)
+        table = plain_table("attack", "goal", numbers=headings)
+        table.columns[0].no_wrap, table.columns[1].no_wrap = False, True  # long fields of attacks go on below
         for run, cells in some:
             table.add_row(str(run.attack), run.goal, *cells)
         out.print(table)
@@ -90,7 +83,7 @@ def print_plan(evaluation: Evaluation) -> None:
                 timed[name] = time_model(prepare(status.run, evaluation.execution))
             except Exception as error:  # whatever a file or a network may raise: it will be recorded in its turn
                 timed[name] = None
-                out.print(f"{name} could not be timed by its first image: {told(error)}", highlight=False, style="red")
+                out.print(f"{name} could not be timed by its first image: {told(error)}", style="red")
     estimates = [estimate(status, timed, evaluation.retry_errors) for status in statuses]
     rows = []
     for found in estimates:
@@ -101,17 +94,14 @@ def print_plan(evaluation: Evaluation) -> None:
     images, queries = sum(e.images for e in estimates), sum(e.forwards + e.backwards for e in estimates)
     out.print(
         f"{len(estimates)} runs, {images} images, {queries:,} forwards and backwards: at most {whole} with one worker, "
-        "by one timed image per model and dataset. Nothing was attacked.",
-        highlight=False,
+        "by one timed image per model and dataset. Nothing was attacked."
     )
 
 
 def print_counts(runs: Sequence[Run]) -> None:
     """Numbers that need neither models nor data: of the datasets as published."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("dataset", overflow="fold")
-    for heading in ("images", "runs", "attacked", "queries"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table("dataset", numbers=("images", "runs", "attacked", "queries"))
+    table.columns[0].no_wrap = False  # a long path goes on below
     attacked = queries = 0
     for dataset in dict.fromkeys(run.dataset for run in runs):
         some = [run for run in runs if run.dataset == dataset]
@@ -124,7 +114,4 @@ def print_counts(runs: Sequence[Run]) -> None:
         table.add_row(dataset, *(f"{n:,}" for n in (images, len(some), images * len(some), images * cost)))
         attacked, queries = attacked + images * len(some), queries + images * cost
     out.print(table)
-    out.print(
-        f"{len(runs)} runs in all, {attacked:,} images to attack, {queries:,} queries (forwards and backwards).",
-        highlight=False,
-    )
+    out.print(f"{len(runs)} runs in all, {attacked:,} images to attack, {queries:,} queries (forwards and backwards).")

@@ -22,37 +22,16 @@ from segprox.registry import Registry
 DATASETS: Registry[type[DatasetSource]] = Registry(
     "dataset",
     {
-        "ade20k": Ade20k,
-        "camvid": CamVid,
-        "cityscapes": Cityscapes,
-        "demo": Demo,
-        "folder": Folder,
-        "hf-dataset": HfDataset,
-        "images": Images,
-        "voc": Voc,
+        "ade20k": Ade20k, "camvid": CamVid, "cityscapes": Cityscapes, "demo": Demo, "folder": Folder,
+        "hf-dataset": HfDataset, "images": Images, "voc": Voc,
     },
-)
+)  # fmt: skip
 
 __all__ = [
-    "DATASETS",
-    "UNTARGETED",
-    "Dataset",
-    "DatasetSource",
-    "Goal",
-    "Sample",
-    "StreetScenes",
-    "Target",
-    "class_index",
-    "describe",
-    "list_datasets",
-    "load_dataset",
-    "make_goal",
-    "make_target",
-    "open_split",
-    "published_length",
-    "register_dataset",
-    "with_own_labels",
-]
+    "DATASETS", "UNTARGETED", "Dataset", "DatasetSource", "Goal", "Sample", "StreetScenes", "Target", "class_index",
+    "describe", "list_datasets", "load_dataset", "make_goal", "make_target", "open_split", "published_length",
+    "register_dataset", "with_own_labels",
+]  # fmt: skip
 
 
 def load_dataset(name: str, **options: Any) -> Dataset:

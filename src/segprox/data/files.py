@@ -1,4 +1,4 @@
-"""PictureDataset: reading images and labels, and changing their size."""
+"""Pictures in files: reading images and labels, and changing their size."""
 
 import re
 import struct
@@ -86,13 +86,9 @@ def colour_code(colour: tuple[int, int, int]) -> int:
 
 
 def recode(stored: Labels, meaning: Mapping[int, int], place: ImageLocation, *, coloured: bool = False) -> Labels:
-    """Stored values as labels; a value without a meaning is refused.
+    """Labels `[H, W]` from what a file says, by what each stored value means; one without a meaning is refused.
 
-    Args:
-        stored: what the file says, `[H, W]`.
-        meaning: stored value to label.
-        place: where they are from, for the message.
-        coloured: whether the values are colours.
+    The message names the `place` that the values are from, and shows them as colours if they are `coloured`.
     """
     known = np.array(sorted(meaning), dtype=np.int32)
     position = np.searchsorted(known, stored).clip(max=len(known) - 1)

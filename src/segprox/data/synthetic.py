@@ -185,19 +185,14 @@ class _Scene:
         half, height = size * self.random.uniform(0.75, 1.0), size * self.random.uniform(0.55, 0.7)
         shoulder, roof = base - 0.55 * height, base - height
         paint = self._colour((125, 115, 120), 130)
-        cabin = [
-            (x - 0.65 * half, roof),
-            (x + 0.65 * half, roof),
-            (x + 0.9 * half, shoulder),
-            (x - 0.9 * half, shoulder),
-        ]
+        near, far = 0.65 * half, 0.9 * half
+        cabin = [(x - near, roof), (x + near, roof), (x + far, shoulder), (x - far, shoulder)]
         self._box(CAR, (x - half, shoulder, x + half, base - 0.1 * height), paint)
         self._polygon(CAR, cabin, paint)
         glass = [(cx, cy + 0.08 * height) for cx, cy in cabin[:2]] + [(cx, cy - 1) for cx, cy in cabin[2:]]
         self._polygon(CAR, glass, self._colour((60, 70, 80), 30))
         for side in (-0.65, 0.65):
-            wheel = x + side * half
-            radius = 0.2 * height
+            wheel, radius = x + side * half, 0.2 * height
             self._ellipse(CAR, (wheel - radius, base - 2 * radius, wheel + radius, base), (30, 30, 32))
 
     def _person(self, horizon: int, depth: float) -> None:
@@ -207,11 +202,9 @@ class _Scene:
         self._box(PERSON, (x - half, base - 0.45 * height, x + half, base), self._colour((65, 65, 85), 60))
         self._box(PERSON, (x - 1.3 * half, base - 0.85 * height, x + 1.3 * half, base - 0.4 * height),
                   self._colour((140, 90, 90), 120))  # fmt: skip
-        head = 0.11 * height
-        top = base - 0.85 * height
-        self._ellipse(
-            PERSON, (x - head, top - 1.6 * head, x + head, top + 0.4 * head), self._colour((170, 130, 110), 50)
-        )
+        head, top = 0.11 * height, base - 0.85 * height
+        face = (x - head, top - 1.6 * head, x + head, top + 0.4 * head)
+        self._ellipse(PERSON, face, self._colour((170, 130, 110), 50))
 
     # --- taking the picture -----------------------------------------------------------------------------------------
     def _photograph(self, label: NDArray[np.uint8]) -> Floats:

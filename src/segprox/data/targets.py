@@ -60,9 +60,11 @@ def make_target(text: str, dataset: Dataset) -> Target:
         return _fixed(text, smooth(most) if kind == "smooth" else most)
     if kind == "smooth":
         drawn = read_map(Path(rest), dataset)
-        return _fixed(text, smooth(_without_void(drawn, dataset.ignore, rest)))
+        return _fixed(text, smooth(_filled(drawn, ~is_any(drawn, dataset.ignore), rest)))
+    if kind == "png" and is_folder(folder := Path(rest)):
+        return Target(text, lambda s: fitting(read_map(folder / f"{s.name}.png", dataset), s, f"target {text}"))
     if kind == "png":
-        return _drawn(text, Path(rest), dataset)
+        return _fixed(text, read_map(Path(rest), dataset))
     if kind == "erase":
         erased = class_index(rest, dataset.classes)
         return Target(text, lambda sample: erase(sample, erased, dataset.ignore), uses_labels=True)
@@ -114,12 +116,8 @@ def smooth(labels: Tensor, window: int | None = None, rounds: int = 4) -> Tensor
     """Labels `[H, W]` without small regions and ragged outlines.
 
     Every pixel takes the most frequent label of a square window around it, its own if that is one of them; a few times
-    over. Many more rounds would go on to eat thin regions and to bend outlines where they meet the border.
-
-    Args:
-        labels: class numbers, none of them void.
-        window: the window's side, an odd number; left out, about a twentieth of the shorter side.
-        rounds: the most repetitions.
+    over. Many more rounds would go on to eat thin regions and to bend outlines where they meet the border. No label may
+    be void. The window's side is an odd number; left out, about a twentieth of the shorter side.
     """
     if window is None:
         window = min(labels.shape) // 40 * 2 + 1
@@ -231,14 +229,6 @@ def _codes(palette: Sequence[Colour]) -> dict[int, int]:
     return codes
 
 
-def _drawn(text: str, path: Path, dataset: Dataset) -> Target:
-    if is_folder(path):
-        return Target(
-            text, lambda sample: fitting(read_map(path / f"{sample.name}.png", dataset), sample, f"target {text}")
-        )
-    return _fixed(text, read_map(path, dataset))
-
-
 def _fixed(text: str, labels: Tensor) -> Target:
     return Target(text, lambda sample: fitting(labels, sample, f"target {text}"))
 
@@ -251,10 +241,6 @@ def fitting(labels: Tensor, sample: Sample, what: str) -> Tensor:
             "draw it at the image's size, or give the dataset that size"
         )
     return labels
-
-
-def _without_void(labels: Tensor, ignore: Sequence[int], what: str) -> Tensor:
-    return _filled(labels, ~is_any(labels, ignore), what)
 
 
 def _filled(labels: Tensor, known: Tensor, what: str) -> Tensor:

@@ -8,22 +8,18 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.demo import load_demo
 from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
 from segprox.models.options import PREPROCESSING, ModelOptions
 from segprox.models.segmenter import Segmenter, restored
 from segprox.models.sources import SOURCES, ModelSource, ddcat, mmseg
-from segprox.models.sources.base import Network, explained
+from segprox.models.sources.base import Network
 from segprox.naming import Name, checked
 from segprox.registry import Registry, load_plugins
 
 MODELS: Registry[Callable[[], Segmenter | nn.Module]] = Registry(
-    "model",
-    {
-        "demo-standard": partial(load_demo, "standard"),
-        "demo-robust": partial(load_demo, "robust"),
-    },
+    "model", {f"demo-{kind}": partial(load_demo, kind) for kind in ("standard", "robust")}
 )
 
 # Of its tables; names as `load_model` takes them.
@@ -34,25 +30,10 @@ Build = TypeVar("Build", bound=Callable[[str, ModelOptions], Network | Segmenter
 AUTO_BYTES = 1024  # held per pixel: a network that holds less needs no help, and is slower with it
 
 __all__ = [
-    "MODELS",
-    "PAPER_MODELS",
-    "SOURCES",
-    "Leanness",
-    "ModelOptions",
-    "Network",
-    "Segmenter",
-    "build_model",
-    "fold_batch_norms",
-    "held_bytes",
-    "list_models",
-    "load_model",
-    "make_lean",
-    "model_options",
-    "register_model",
-    "register_model_source",
-    "restored",
-    "settle",
-]
+    "MODELS", "PAPER_MODELS", "SOURCES", "Leanness", "ModelOptions", "Network", "Segmenter", "build_model",
+    "fold_batch_norms", "held_bytes", "list_models", "load_model", "make_lean", "model_options", "register_model",
+    "register_model_source", "restored", "settle",
+]  # fmt: skip
 
 
 def load_model(name: str, **options: Any) -> Segmenter:

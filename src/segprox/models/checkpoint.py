@@ -74,13 +74,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_weights(network: nn.Module, checkpoint: Checkpoint, path: Path, *, optional: Iterable[str] = ()) -> None:
-    """Put weights into a network; every one must find its place.
+    """Put weights from a path into a network; every one must find its place.
 
-    Args:
-        network: the network.
-        checkpoint: the weights.
-        path: where they came from, for messages.
-        optional: prefixes of keys that may be missing on either side, such as those of heads used in training only.
+    Keys with an `optional` prefix may be missing on either side, such as those of heads used in training only.
     """
     passed = tuple(optional)
     own = network.state_dict()
@@ -89,25 +85,13 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, path: Path, *, opti
     unknown = [key for key in given if key not in own]
     differing = [key for key in given if key in own and given[key].shape != own[key].shape]
     if missing or unknown or differing:
-        raise SegproxError(f"{path} does not fit the model: " + _misfits(missing, unknown, differing, given, own))
+        kinds = (("are missing", missing), ("are unknown to it", unknown))
+        parts = [f"{len(keys)} weights {what} (such as {keys[0]})" for what, keys in kinds if keys]
+        for key in differing[:1]:
+            shapes = f"{list(given[key].shape)} in the file, {list(own[key].shape)} in the model"
+            parts.append(f"{len(differing)} have another shape (such as {key}: {shapes})")
+        raise SegproxError(f"{path} does not fit the model: {'; '.join(parts)}")
     network.load_state_dict(given, strict=False)
-
-
-def _misfits(
-    missing: list[str], unknown: list[str], differing: list[str], given: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> str:
-    parts = [
-        f"{len(keys)} weights {what} (such as {keys[0]})"
-        for what, keys in (("are missing", missing), ("are unknown to it", unknown))
-        if keys
-    ]
-    if differing:
-        key = differing[0]
-        parts.append(
-            f"{len(differing)} have another shape (such as {key}: {list(given[key].shape)} in the file, "
-            f"{list(own[key].shape)} in the model)"
-        )
-    return "; ".join(parts)
 
 
 def _unwrap(content: Any, path: Path) -> Checkpoint:

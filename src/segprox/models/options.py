@@ -45,9 +45,7 @@ class ModelOptions:
 
     name: Annotated[str | None, Field(min_length=1, description="a short title for tables, figures and pages")] = None
     checkpoint: Annotated[
-        str | None,
-        Field(description="file of weights, or `random` for untrained ones"),
-        BeforeValidator(_path_text),
+        str | None, Field(description="file of weights, or `random` for untrained ones"), BeforeValidator(_path_text)
     ] = None
     num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES, description="number of classes")] = None
     device: Annotated[str, Field(description="cpu, cuda, cuda:1, mps; auto: a GPU if there is one")] = "auto"
@@ -90,9 +88,7 @@ class ModelOptions:
     def refuse(self, *names: str, by: str) -> None:
         """Refuse options that cannot be applied: ignoring them would give figures of another model than was meant.
 
-        Args:
-            names: the options.
-            by: who cannot apply them, and why, as the beginning of a sentence.
+        The sentence begins with `by`: who cannot apply them, and why.
         """
         given = [name for name in names if getattr(self, name) is not None]
         if given:

@@ -76,7 +76,7 @@ class Agreement:
         return tuple(self._find(*pair) for pair in pairs if _same_image(*pair))
 
     def _find(self, minimal: Record | ImageError, fixed: Record | ImageError) -> Finding:
-        norm = self.unit.size(minimal) if isinstance(minimal, Record) and minimal.found.success else None
+        norm = minimal.size(self.unit.norm) if isinstance(minimal, Record) and minimal.found.success else None
         broken: dict[Side, bool] = {
             "minimal": norm is not None and norm <= self.epsilon,
             "fixed": isinstance(fixed, Record) and fixed.found.success,
@@ -123,9 +123,9 @@ class Agreement:
     def cells(self, finding: Finding) -> Line:
         """Image, broken by, too weak, smallest size, APSR."""
         who = [
-            f"{self.name(side)}: error" if side in finding.errors else self.name(side)
+            f"{self.name(side)}{': error' if side in finding.errors else ''}"
             for side in SIDES
-            if side in finding.errors or side in finding.broken_by
+            if side in (*finding.errors, *finding.broken_by)
         ]
         return (
             finding.image,
@@ -143,9 +143,7 @@ class Agreement:
             for side, reason in finding.errors.items()
         ]
         title = f"{self.minimal} and {self.fixed} within {self.unit.text(self.epsilon)}: {self.group.title}"
-        columns = (
-            *IMAGE, Column(f"{self.minimal}: {self.unit.name}", ".2f"), Column(f"{self.fixed}: APSR", ".2%")
-        )  # fmt: skip
+        columns = (*IMAGE, Column(f"{self.minimal}: {self.unit.name}", ".2f"), Column(f"{self.fixed}: APSR", ".2%"))
         return Table("audit", title, columns, tuple(map(self.cells, self.findings)), tuple(errors))
 
 

@@ -95,10 +95,7 @@ def _evaluation(group: Group) -> dict[str, Any]:
     fixed = {epsilon for run in group.runs.values() if (epsilon := run.epsilon) is not None}
     epsilons = sorted({0.0, *fixed, *(EPSILONS if group.norm == "linf" else ())})
     return {
-        "model": group.model,
-        "dataset": group.dataset,
-        "goal": group.goal,
-        "norm": group.norm,
+        **{name: getattr(group, name) for name in ("model", "dataset", "goal", "norm")},
         "unit": group.unit.name,
         "left": [_left(group, epsilon) for epsilon in epsilons],
         "runs": [_run(label, run) for label, run in group.runs.items()],
@@ -116,13 +113,11 @@ def _left(group: Group, epsilon: float) -> dict[str, Any]:
 
 def _run(label: str, result: RunResults) -> dict[str, Any]:
     run, found, factor, epsilon = result.run, summarise(result), result.unit.factor, result.epsilon
-    numbers: dict[str, Any] = {
-        "broken": found.success_rate,
-        "broken_interval": _interval(wilson(found.broken, found.images)),
-    }
+    share = _interval(wilson(found.broken, found.images))
+    numbers: dict[str, Any] = {"broken": found.success_rate, "broken_interval": share}
     if epsilon is None:
         numbers |= {"median": _known(found.median * factor), "median_interval": _interval(found.interval, factor)}
-        numbers |= {"mean": _known(found.mean * factor)}
+        numbers["mean"] = _known(found.mean * factor)
     else:  # a size that was given says nothing
         numbers |= {"epsilon": epsilon * factor, "accuracy": found.attacked_accuracy, "mean_iou": found.attacked_miou}
     environment = result.header.get("environment", {})
@@ -133,9 +128,7 @@ def _run(label: str, result: RunResults) -> dict[str, Any]:
     return {
         "attack": label,
         "fields": result.header.get("attack") or {"name": run.attack.name, **run.attack.set},
-        "threshold": run.settings.threshold,
-        "seed": run.settings.seed,
-        "max_queries": run.settings.max_queries,
+        **{name: getattr(run.settings, name) for name in ("threshold", "seed", "max_queries")},
         "dataset": run.dataset,
         "images": found.images,
         "errors": found.errors,
@@ -217,15 +210,11 @@ def _left_table(group: Group, evaluation: dict[str, Any]) -> Table:
     )  # fmt: skip
     rows = tuple(
         (
-            left["epsilon"],
-            left["images"],
-            left["accuracy"],
-            *left["accuracy_interval"],
-            left["mean_iou"],
+            left["epsilon"], left["images"], left["accuracy"], *left["accuracy_interval"], left["mean_iou"],
             *left["mean_iou_interval"],
         )
         for left in evaluation["left"]
-    )
+    )  # fmt: skip
     notes = (
         f"Epsilon is {group.unit.name}; 0: the images unchanged. Each line is of the attack that leaves least, with "
         "the perturbations that it found and that are no larger: so much is left at most, and perhaps less where all "
@@ -246,9 +235,7 @@ def _attack_table(runs: Sequence[dict[str, Any]]) -> Table:
 
 def _origin_table(runs: Sequence[dict[str, Any]]) -> Table:
     names = ("dataset", "images", "images_hash", "model_hash")
-    columns = [Column(name.replace("_hash", ", hash")) for name in names] + [
-        Column(name) for name in ("segprox", "torch", "python")
-    ]
+    columns = [Column(name.replace("_hash", ", hash")) for name in (*names, "segprox", "torch", "python")]
     rows = dict.fromkeys(
         tuple(_shown(value) for value in (*(run[name] for name in names), *run["versions"].values())) for run in runs
     )

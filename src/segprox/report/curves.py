@@ -23,22 +23,22 @@ class Curve(NamedTuple):
 
 def unbroken_curve(result: RunResults) -> Curve:
     """The share of images that are not broken with a norm of at most x, exact at every x."""
-    norms = np.sort(result.norms[result.success])
-    x = np.unique(np.append(0.0, norms))
     if not result.records:
-        return Curve(x, np.full(len(x), np.nan))
-    return Curve(x, 1 - np.searchsorted(norms, x, side="right") / len(result.records))
+        return Curve(np.zeros(1), np.full(1, np.nan))
+    return share_above(result.norms[result.success], len(result.records))
+
+
+def share_above(norms: Sizes, count: int) -> Curve:
+    """The share of so many images that is left at x, where those with a norm break when x reaches it."""
+    x = np.unique(np.append(0.0, norms))
+    return Curve(x, 1 - np.searchsorted(np.sort(norms), x, side="right") / count)
 
 
 def measure_curve(result: RunResults, measure: Measure) -> Curve:
     """What is left of a model's quality if perturbations may be as large as epsilon, exact at every epsilon.
 
     An attacker has every perturbation that was found and is no larger, whether or not it counts as a success; all other
-    images stay as they were.
-
-    Args:
-        result: the run.
-        measure: `pixel_accuracy`, `mean_iou`, or any other function of pooled counts.
+    images stay as they were. The measure may be any function of pooled counts.
     """
     if not result.records:
         return Curve(np.zeros(1), np.full(1, np.nan))
@@ -53,13 +53,9 @@ def measure_curve(result: RunResults, measure: Measure) -> Curve:
 
 
 def epsilon_curve(runs: Sequence[RunResults], measure: Measure) -> Curve:
-    """What a fixed-epsilon attack leaves of a model's quality at 0 and at each epsilon that it was run with.
+    """What a fixed-epsilon attack leaves of a model's quality at 0 and at each epsilon of its runs, which grow.
 
     Between these points nothing is known: it is drawn with straight lines, as the field does.
-
-    Args:
-        runs: of one attack, by growing epsilon.
-        measure: as for `measure_curve`.
     """
     left = [measure(*runs[0].counts(clean=True)), *(measure(*run.counts()) for run in runs)]
     return Curve(np.array([0.0, *(run.epsilon or 0.0 for run in runs)]), np.array(left))

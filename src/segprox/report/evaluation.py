@@ -2,7 +2,7 @@
 
 import html
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,7 +14,7 @@ from segprox.optional import require
 from segprox.report.card import Card
 from segprox.report.compare import compare_tables, match_runs
 from segprox.report.contents import report_tables
-from segprox.report.curves import Curve, measure_curve, unbroken_curve
+from segprox.report.curves import Curve, measure_curve, share_above, unbroken_curve
 from segprox.report.findings import smallest
 from segprox.report.groups import Group, attack_labels, group_runs
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
@@ -29,6 +29,7 @@ from segprox.report.requirements import (
 )
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
+from segprox.run.plan import Run
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -114,9 +115,6 @@ class Results(Sequence[RunResults]):
     def __getitem__(self, index: int | slice) -> "RunResults | Results":
         return Results(self.runs[index]) if isinstance(index, slice) else self.runs[index]
 
-    def __iter__(self) -> Iterator[RunResults]:
-        return iter(self.runs)
-
     def __repr__(self) -> str:
         images = sum(len(run.records) for run in self.runs)
         errors = sum(len(run.errors) for run in self.runs)
@@ -134,31 +132,27 @@ class Results(Sequence[RunResults]):
         goal: str | None = None,
     ) -> "Results":
         """The runs of one model, dataset, attack or goal, as they are named."""
-        wanted = {"model": model, "dataset": dataset, "attack": attack, "goal": goal}
+        given = {"model": model, "dataset": dataset, "attack": attack, "goal": goal}
+        wanted = {name: value for name, value in given.items() if value is not None}
 
-        def fits(run: RunResults) -> bool:
-            names = {
-                "model": (run.run.model, run.run.model_title),
-                "dataset": (run.run.dataset,),
-                "attack": (run.run.attack.name,),
-                "goal": (run.run.goal,),
-            }
-            return all(value is None or value in names[name] for name, value in wanted.items())
+        def fits(run: Run) -> bool:
+            own = {"model": run.model, "dataset": run.dataset, "attack": run.attack.name, "goal": run.goal}
+            return all(
+                value == own[name] or (name, value) == ("model", run.model_title) for name, value in wanted.items()
+            )
 
-        chosen = [run for run in self.runs if fits(run)]
+        chosen = [run for run in self.runs if fits(run.run)]
         if not chosen:
-            given = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
+            names = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
             raise SegproxError(
-                f"there is no run with {given}; there are: {'; '.join(run.run.title for run in self.runs)}"
+                f"there is no run with {names}; there are: {'; '.join(run.run.title for run in self.runs)}"
             )
         return Results(chosen)
 
     def summary(self) -> SummaryTable:
         """What each attack found, and what is left of the model: tables that print, and render in notebooks."""
-        tables = report_tables(group_runs(self.runs))
-        return SummaryTable(
-            [table for table in tables if table.name.startswith(("summary", "fixed-epsilon", "accuracy"))]
-        )
+        kinds = ("summary", "fixed-epsilon", "accuracy")
+        return SummaryTable([t for t in report_tables(group_runs(self.runs)) if t.name.startswith(kinds)])
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each image and attack, as plain data; sizes are in units of the image's range, [0, 1]."""
@@ -184,10 +178,8 @@ class Results(Sequence[RunResults]):
 
     def curve(self) -> Curve:
         """The share of images that no attack breaks with a perturbation of at most x."""
-        norms = np.array(sorted(self.best().values()))
-        broken = norms[np.isfinite(norms)]
-        x = np.unique(np.append(0.0, broken))
-        return Curve(x, 1 - np.searchsorted(broken, x, side="right") / max(len(norms), 1))
+        norms = np.array([*self.best().values()])
+        return share_above(norms[np.isfinite(norms)], max(len(norms), 1))
 
     def accuracy(self, epsilon: float, measure: Measure = pixel_accuracy) -> float:
         """The pixel accuracy that the strongest attack leaves with perturbations no larger than `epsilon`.

@@ -17,25 +17,12 @@ from matplotlib.ticker import PercentFormatter
 
 from segprox.counts import Counts
 from segprox.errors import SegproxError
+from segprox.report import panels as panel
 from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_curve, unbroken_curve
 from segprox.report.groups import Group, by_norm
 from segprox.report.labels import Label, LabelPosition, place_labels
 from segprox.report.metrics import Measure, mean_iou, pixel_accuracy
-from segprox.report.panels import (
-    GREY,
-    NormAxis,
-    Styles,
-    ink,
-    legend,
-    make_panels,
-    one_line,
-    query_axis,
-    style,
-    styles_of,
-    text_width,
-    tidy,
-    title,
-)
+from segprox.report.panels import GREY, NormAxis, Styles, ink, one_line, style, styles_of, text_width
 from segprox.report.results import RunResults
 from segprox.sizes import median_size
 
@@ -77,7 +64,7 @@ def _drawers(groups: Sequence[Group], critical: Sequence[str]) -> dict[str, Call
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> None:
-    """In each format, with its ending; the same figure gives the same files."""
+    """Write a figure in each format, with its ending; the same figure gives the same files."""
     canvases: dict[str, tuple[Any, dict[str, Any]]] = {
         "svg": (FigureCanvasSVG(figure).print_svg, {"metadata": {"Date": None}}),
         "png": (FigureCanvasAgg(figure).print_png, {}),
@@ -108,7 +95,7 @@ def _draw_shares(
     x_label: str,
     dots: Sequence[Mapping[str, Curve]] = (),
 ) -> Figure:
-    (figure, panels), unit = make_panels(groups), groups[0].unit
+    (figure, panels), unit = panel.make_panels(groups), groups[0].unit
     minimal = [group.of_family("minimal").attacked for group in groups]
     found = [{label: curve(run) for label, run in runs.items()} for runs in minimal]
     found = [own | dict(some) for own, some in zip(found, dots)] if dots else found
@@ -116,23 +103,17 @@ def _draw_shares(
     styles = {label: look for label, look in styles_of(groups).items() if any(label in some for some in curves)}
     axis = NormAxis.fitting(unit, [x for some in curves for own in some.values() for x in own.x])
     corners = [
-        {
-            label: _steps(own, axis.end) if label in runs else (own.x.tolist(), own.y.tolist())
-            for label, own in some.items()
-        }
+        {label: _steps(c, axis.end) if label in runs else (c.x.tolist(), c.y.tolist()) for label, c in some.items()}
         for runs, some in zip(minimal, curves)
     ]
     for group, axes, some, runs in zip(groups, panels, corners, minimal):
-        title(axes, group)
+        panel.title(axes, group)
         axis.apply(axes, "x")
         axes.set(ylim=(0, 1.0), xlabel=x_label.format(unit.name), ylabel=y_label)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         _plot(axes, some, styles, dotted=some.keys() - runs.keys())
-    tidy(panels)
     places = [{label: _beside(found, axis) for label, found in some.items()} for some in curves]
-    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
-    legend(figure, panels, styles, done)
-    return figure
+    return _named(figure, panels, styles, places, corners)
 
 
 Corners = tuple[list[float], list[float]]
@@ -156,12 +137,23 @@ def _plot(
         axes.plot(x, y, **look, marker=marker, markersize=4.5, clip_on=clip, solid_joinstyle="miter")
 
 
-def _label(
-    axes: Axes, styles: Styles, places: Mapping[str, list[LabelPosition]], corners: Mapping[str, Corners]
-) -> bool:
-    """Names beside curves, if all of them find room."""
-    labels = [Label(one_line(label), ink(styles[label]), some) for label, some in places.items()]
-    return place_labels(axes, labels, [Line(np.column_stack(line)) for line in corners.values()])
+def _named(
+    figure: Figure,
+    panels: Sequence[Axes],
+    styles: Styles,
+    places: Sequence[Mapping[str, list[LabelPosition]]],
+    corners: Sequence[Mapping[str, Corners]],
+    kind: str = "line",
+) -> Figure:
+    """The figure with names beside its curves, if all of them find room in every panel, or else with a legend."""
+
+    def beside(axes: Axes, spots: Mapping[str, list[LabelPosition]], lines: Mapping[str, Corners]) -> bool:
+        labels = [Label(one_line(label), ink(styles[label]), some) for label, some in spots.items()]
+        return place_labels(axes, labels, [Line(np.column_stack(line)) for line in lines.values()])
+
+    panel.tidy(panels)
+    panel.legend(figure, panels, styles, map(beside, panels, places, corners), kind)
+    return figure
 
 
 def _beside(curve: Curve, axis: NormAxis) -> list[LabelPosition]:
@@ -182,27 +174,24 @@ def draw_anytime(groups: Sequence[Group]) -> Figure | None:
     groups, curves = [group for group in groups if known[group]], [some for some in known.values() if some]
     if not groups:
         return None
-    (figure, panels), unit = make_panels(groups), groups[0].unit
+    (figure, panels), unit = panel.make_panels(groups), groups[0].unit
     found = [curve for some in curves for curve in some.values()]
     axis = NormAxis.fitting(unit, [y for curve in found for y in curve.y])
     left = min((curve.x[0] for curve in found if curve.x[0] > START), default=START) / 1.3
     right, lowest = max(curve.x[-1] for curve in found) * 1.3, min(curve.y.min() for curve in found)
     corners = [{label: _steps(curve, float(curve.x[-1])) for label, curve in some.items()} for some in curves]
     for group, axes, some in zip(groups, panels, corners):
-        title(axes, group)
+        panel.title(axes, group)
         axis.apply(axes, "y")
-        query_axis(axes, left, right)
+        panel.query_axis(axes, left, right)
         axes.set(
             xlabel="forwards + backwards per image",
             ylabel=f"median {unit.name}",
             ylim=(axis.below(lowest), axis.end * 1.05),
         )
         _plot(axes, some, styles, clip=True)
-    tidy(panels)
     places = [{label: _along(curve) for label, curve in some.items()} for some in curves]
-    done = (_label(axes, styles, spots, lines) for axes, spots, lines in zip(panels, places, corners))
-    legend(figure, panels, styles, done)
-    return figure
+    return _named(figure, panels, styles, places, corners)
 
 
 def _known(group: Group) -> dict[str, Curve]:
@@ -235,23 +224,22 @@ def draw_queries(groups: Sequence[Group]) -> Figure | None:
     found = [point for some in points for point in some.values()]
     if not found:
         return None
-    styles, (figure, panels), unit = styles_of(groups), make_panels(groups), groups[0].unit
+    styles, (figure, panels), unit = styles_of(groups), panel.make_panels(groups), groups[0].unit
     axis = NormAxis.fitting(unit, [size for point in found for size in (point.low, point.norm, point.high)])
     start = axis.below(min(point.low for point in found))
     for group, axes, some in zip(groups, panels, points):
-        title(axes, group)
+        panel.title(axes, group)
         axis.apply(axes, "y")
         axes.set(xlabel="forwards + backwards per image", ylabel=unit.name, ylim=(start, axis.end * 1.3))  # room above
-        query_axis(axes, min(point.queries for point in found) / 2.1, max(point.queries for point in found) * 2.1)
+        panel.query_axis(axes, min(point.queries for point in found) / 2.1, max(point.queries for point in found) * 2.1)
         for label, point in some.items():
             look = styles[label]
             spread = [point.low, min(point.high, axis.end * 1.3)]
             axes.plot([point.queries] * 2, spread, color=look["color"], linewidth=1.2)
             axes.plot(point.queries, point.norm, look["marker"], color=look["color"], mec="white", ms=7.5, zorder=3)
-    tidy(panels)
-    done = (_label_points(axes, some, styles) for axes, some in zip(panels, points))
-    legend(figure, panels, styles, done, "marker")
-    return figure
+    places = [{label: _around(point) for label, point in some.items()} for some in points]
+    spreads = [{label: ([p.queries] * 2, [p.low, p.high]) for label, p in some.items()} for some in points]
+    return _named(figure, panels, styles, places, spreads, "marker")
 
 
 class _Cost(NamedTuple):
@@ -269,18 +257,9 @@ def _cost(result: RunResults) -> _Cost:
     return _Cost(max(1.0, float(queries)), *(float(size) * result.unit.factor for size in sizes))
 
 
-def _label_points(axes: Axes, points: Mapping[str, _Cost], styles: Styles) -> bool:
-    around = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
-    labels = [
-        Label(
-            one_line(label),
-            ink(styles[label]),
-            [LabelPosition(point.queries, point.norm, *offset) for offset in around],
-        )
-        for label, point in points.items()
-    ]
-    lines = [Line([(point.queries, point.low), (point.queries, point.high)]) for point in points.values()]
-    return place_labels(axes, labels, lines)
+def _around(point: _Cost) -> list[LabelPosition]:
+    offsets = ((7, 0), (-7, 0), (0, 7), (0, -7), (5, 6), (-5, 6), (5, -6), (-5, -6))
+    return [LabelPosition(point.queries, point.norm, *offset) for offset in offsets]
 
 
 def draw_classes(groups: Sequence[Group], critical: Sequence[str] = ()) -> Figure:
@@ -297,16 +276,16 @@ def draw_classes(groups: Sequence[Group], critical: Sequence[str] = ()) -> Figur
     stars = [[one_line(f"{name} *" if name in critical else name, 18) for name in names] for names in known]
     longest = max((text_width(name) for name in {name for names in stars for name in names}), default=0)
     height = 1.1 + 0.085 * tallest + 0.06 * max(map(len, shown))
-    figure, panels = make_panels(groups, height, left=0.2 + longest)
+    figure, panels = panel.make_panels(groups, height, left=0.2 + longest)
     for group, axes, first, some, classes, names in zip(groups, panels, firsts, chosen, shown, stars):
-        title(axes, group)
+        panel.title(axes, group)
         bars = [("before", GREY, _ious(first, clean=True))]
         bars += [(label, styles[label]["color"], _ious(result)) for label, result in some.items()]
         _bars(axes, bars, classes)
         axes.set_yticks(range(len(classes)), names)
-    tidy(panels, share_y=False)
+    panel.tidy(panels, share_y=False)
     used = {label: styles[label] for label in styles if any(label in some for some in chosen)}
-    legend(figure, panels, {"before the attack": {"color": GREY}, **used}, [False], "bar")
+    panel.legend(figure, panels, {"before the attack": {"color": GREY}, **used}, [False], "bar")
     return figure
 
 

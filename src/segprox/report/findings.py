@@ -1,7 +1,7 @@
 """What runs found, in plain sentences for readers who know nothing of attacks."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -167,7 +167,7 @@ def statements(groups: Sequence[Group]) -> list[Statement]:
     results = [run for group in groups for run in group.runs.values()]
     return [
         *_compare_models(groups),
-        *_never_broken(groups),
+        _never_broken(groups),
         *_weak_attacks(groups),
         *_rounding(results),
         *_unequal(groups),
@@ -184,14 +184,13 @@ def same_images(runs: Iterable[RunResults]) -> bool:
     return len({frozenset(run.by_image) for run in runs if run.records}) <= 1
 
 
-def _unequal(groups: Sequence[Group]) -> list[Statement]:
+def _unequal(groups: Sequence[Group]) -> Iterator[Statement]:
     # Runs that stop by themselves are of different lengths on purpose, and their images are drawn at random.
     still = [[run for run in group.runs.values() if run.run.settings.until is None] for group in groups]
-    found = [group.title for group, runs in zip(groups, still) if not same_images(runs)]
-    if not found:
-        return []
-    text = f"Not all attacks have seen the same images yet, so their rows cannot be compared: {'; '.join(found)}."
-    return [Statement("warning", text)]
+    if found := "; ".join(group.title for group, runs in zip(groups, still) if not same_images(runs)):
+        yield Statement(
+            "warning", f"Not all attacks have seen the same images yet, so their rows cannot be compared: {found}."
+        )
 
 
 def _compare_models(groups: Sequence[Group]) -> list[Statement]:
@@ -231,11 +230,8 @@ def _compare(stronger: Group, weaker: Group, where: str, level: float) -> Statem
     p_value = sign_test(wins, losses)
     same, test = f"the same {_images(len(images))}", f"sign test, p = {p_value:.2g}"
     if p_value >= level:
-        return Statement(
-            "note",
-            f"No difference in robustness is shown between {one} and {other}{where}: of {same}, {one} {more} on {wins} "
-            f"and {other} on {losses} ({test}).",
-        )
+        counts = f"of {same}, {one} {more} on {wins} and {other} on {losses} ({test})"
+        return Statement("note", f"No difference in robustness is shown between {one} and {other}{where}: {counts}.")
     takes = f"breaking it takes {_how_much_more(x, y, stronger.unit)}, and " if minimal else ""
     won = f"on {same}, {takes}it {more} on {wins} of {len(images)} ({test})"
     return Statement("good", f"{one} is more robust than {other}{where}: {won}.")
@@ -258,22 +254,20 @@ def _how_much_more(x: Sizes, y: Sizes, unit: Unit) -> str:
     return f"a change typically {ratio:.1f} times as large" if ratio < 200 else "far more"
 
 
-def _never_broken(groups: Sequence[Group]) -> list[Statement]:
+def _never_broken(groups: Sequence[Group]) -> Statement:
     norms = [(group.unit.unbroken, np.array([*smallest(group.runs.values()).values()])) for group in groups]
     total, held = sum(len(n) for _, n in norms), sum(int((n >= unbroken).sum()) for unbroken, n in norms)
     if not total:
-        return [Statement("bad", "No image was attacked, so nothing is known of the model.")]
+        return Statement("bad", "No image was attacked, so nothing is known of the model.")
     what = "images" if len(groups) == 1 else "cases (an image, a model and a goal)"
     if not held:
         every = f"Every one of the {total} {what} was" if total > 1 else "The image was"
-        return [Statement("bad", f"{every} broken by at least one attack.")]
-    text = (
-        f"{held} of {total} {what} were broken by no attack. A stronger or longer attack may break them, and what is "
-    )
-    return [Statement("note", f"{text}not broken need not be unharmed.")]
+        return Statement("bad", f"{every} broken by at least one attack.")
+    but = "A stronger or longer attack may break them, and what is not broken need not be unharmed."
+    return Statement("note", f"{held} of {total} {what} were broken by no attack. {but}")
 
 
-def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
+def _weak_attacks(groups: Sequence[Group]) -> Iterator[Statement]:
     """Attacks that do not break what another breaks: their curves speak of the attack, not of the model."""
     missed: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
@@ -286,72 +280,54 @@ def _weak_attacks(groups: Sequence[Group]) -> list[Statement]:
             key = (name, "" if reach is None else f" with at most {group.unit.text(reach)}")
             total[key] += len(tried)
             missed[key] += sum(norm >= unbroken for norm in tried)
-    return [
-        Statement(
-            "warning",
-            f"{name} missed {missed[name, within]} of {_images(total[name, within])} that another attack "
-            f"broke{within}: there its numbers tell of the attack rather than of the model.",
-        )
-        for name, within in total
-        if total[name, within] and missed[name, within] / total[name, within] >= 0.1
-    ]
+    for key, count in total.items():
+        if count and missed[key] / count >= 0.1:
+            name, within = key
+            tells = "there its numbers tell of the attack rather than of the model"
+            text = f"{name} missed {missed[key]} of {_images(count)} that another attack broke{within}: {tells}."
+            yield Statement("warning", text)
 
 
-def _rounding(results: Sequence[RunResults]) -> list[Statement]:
+def _rounding(results: Sequence[RunResults]) -> Iterator[Statement]:
     broken = sum(int(run.success.sum()) for run in results)
     undone = sum(int((run.columns["rounded.success"][run.success] == 0).sum()) for run in results)
-    if not broken:
-        return []
     text = f"Rounding to 8 bits, as in a picture file, undoes {undone} of {broken} successful attacks."
-    if not undone:
-        return [Statement("bad", text)]
-    return [Statement("note", f"{text} That is no defence: an attacker who knows of it can round first.")]
+    if undone:
+        yield Statement("note", f"{text} That is no defence: an attacker who knows of it can round first.")
+    elif broken:
+        yield Statement("bad", text)
 
 
-def _own_labels(results: Sequence[RunResults]) -> list[Statement]:
-    own = sorted({run.run.dataset for run in results if (run.columns["labels"] == "model").any()})
-    if not own:
-        return []
-    return [
-        Statement(
+def _own_labels(results: Sequence[RunResults]) -> Iterator[Statement]:
+    if own := sorted({run.run.dataset for run in results if (run.columns["labels"] == "model").any()}):
+        yield Statement(
             "warning",
             f"{' and '.join(own)}: there are no true labels, so the model's own predictions on the unchanged images "
             "took their place. Accuracy and IoU before the attack are perfect by construction: they say nothing here.",
         )
-    ]
 
 
-def _several_norms(groups: Sequence[Group]) -> list[Statement]:
+def _several_norms(groups: Sequence[Group]) -> Iterator[Statement]:
     norms = list(dict.fromkeys(group.norm for group in groups))
-    if len(norms) < 2:
-        return []
-    return [
-        Statement(
-            "note", f"Sizes are in {_listed(norms)}, each attack in the norm it minimises: they are never compared."
-        )
-    ]
+    if len(norms) > 1:
+        why = "each attack in the norm it minimises: they are never compared"
+        yield Statement("note", f"Sizes are in {_listed(norms)}, {why}.")
 
 
-def _fixed_epsilons(groups: Sequence[Group]) -> list[Statement]:
+def _fixed_epsilons(groups: Sequence[Group]) -> Iterator[Statement]:
     tried: dict[tuple[str, Unit], set[float]] = {}
     for group in groups:
         for attack, runs in group.by_epsilon.items():
             tried.setdefault((attack, group.unit), set()).update(run.epsilon or 0.0 for run in runs)
-    return [
-        Statement(
-            "note",
-            f"{attack} was run within {_listed([unit.text(size) for size in sorted(sizes)])}: it tells what is left of "
-            "the model there, not how small a change suffices.",
-        )
-        for (attack, unit), sizes in tried.items()
-    ]
+    for (attack, unit), sizes in tried.items():
+        within = _listed([unit.text(size) for size in sorted(sizes)])
+        what = "it tells what is left of the model there, not how small a change suffices"
+        yield Statement("note", f"{attack} was run within {within}: {what}.")
 
 
-def _errors(results: Sequence[RunResults]) -> list[Statement]:
-    errors = sum(len(run.errors) for run in results)
-    if not errors:
-        return []
-    return [Statement("warning", f"{_images(errors)} could not be attacked and count nowhere; the reasons are below.")]
+def _errors(results: Sequence[RunResults]) -> Iterator[Statement]:
+    if errors := sum(len(run.errors) for run in results):
+        yield Statement("warning", f"{_images(errors)} could not be attacked and count nowhere; the reasons are below.")
 
 
 def _images(count: int) -> str:

@@ -29,15 +29,10 @@ class Label:
 
 
 def place_labels(axes: Axes, labels: Sequence[Label], obstacles: Sequence[Line]) -> bool:
-    """Write all labels so that they touch neither each other nor an obstacle; none if that is impossible.
+    """Write all labels so that they touch neither each other nor an obstacle, or none; whether it was possible.
 
-    Args:
-        axes: whose layout is final.
-        labels: placed in this order, each at the first place that is free.
-        obstacles: lines in data coordinates.
-
-    Returns:
-        Whether it was possible.
+    The layout of the axes must be final. Labels are placed in their order, each at the first of its places that is
+    free; obstacles are lines in data coordinates.
     """
     lines = [line.transformed(axes.transData) for line in obstacles]
     written: list[Annotation] = []
@@ -46,7 +41,8 @@ def place_labels(axes: Axes, labels: Sequence[Label], obstacles: Sequence[Line])
         for place in label.places:
             text = _write(axes, label, place)
             box = text.get_window_extent().padded(5, 2)
-            if _inside(axes, box) and not any(box.overlaps(other) for other in taken) and not _crossed(lines, box):
+            crossed = any(line.intersects_bbox(box, filled=False) for line in lines)
+            if _inside(axes, box) and not crossed and not any(box.overlaps(other) for other in taken):
                 written.append(text)
                 taken.append(box)
                 break
@@ -72,7 +68,3 @@ def _write(axes: Axes, label: Label, place: LabelPosition) -> Annotation:
 def _inside(axes: Axes, box: Bbox) -> bool:
     frame = axes.get_window_extent()
     return bool(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
-
-
-def _crossed(lines: Sequence[Line], box: Bbox) -> bool:
-    return any(line.intersects_bbox(box, filled=False) for line in lines)

@@ -216,7 +216,8 @@ def summary(status: Status) -> str:
     """A run in a line."""
     found, broken, reached = found_text(*results_of([status])) if status.done else ("-", "0 of 0", "")
     errors = f"{status.errors} errors" if status.errors else ""
-    median = found if _within_epsilon(status) else f"median {found}"
+    fixed = status.records and status.store.header.get("family") == "fixed-epsilon"
+    median = found if fixed else f"median {found}"
     return ", ".join(filter(None, [median, f"{broken} broken", reached, errors]))
 
 
@@ -231,8 +232,3 @@ def found_text(result: RunResults) -> tuple[str, str, str]:
     others = found.images - found.broken
     reached = f"APSR {found.reached_apsr:.1%} at {unit.text(found.reached_size)} on the {others} not broken"
     return unit.text(found.median), broken, reached if others else ""
-
-
-def _within_epsilon(status: Status) -> bool:
-    """Whether a run with records is that of a fixed-epsilon attack."""
-    return bool(status.records) and status.store.header.get("family") == "fixed-epsilon"

@@ -172,18 +172,13 @@ def _norms(beside: Sequence[_Beside], others: Sequence[str]) -> Table:
 
 def _clean(beside: Sequence[_Beside]) -> Table:
     """A line for each model: by the run with most images."""
-    most: dict[str, _Beside] = {}
-    for entry in beside:
-        if entry.model not in most or entry.summary.images > most[entry.model].summary.images:
-            most[entry.model] = entry
     rows = []
-    for entry in most.values():
-        own, there = entry.summary, published()["models"][entry.model]["clean"]
-        cells = [
-            (value, there[name] / 100, value - there[name] / 100)
-            for name, value in (("accuracy", own.accuracy), ("miou", own.miou))
-        ]
-        rows.append((*entry.names[:2], *entry.counts, *cells[0], *cells[1]))
+    for model in dict.fromkeys(entry.model for entry in beside):
+        entry = max((entry for entry in beside if entry.model == model), key=lambda entry: entry.summary.images)
+        own, there = entry.summary, published()["models"][model]["clean"]
+        accuracy, miou = there["accuracy"] / 100, there["miou"] / 100
+        cells = (own.accuracy, accuracy, own.accuracy - accuracy, own.miou, miou, own.miou - miou)
+        rows.append((*entry.names[:2], *entry.counts, *cells))
     columns = (
         *PLACE[:2], Column("images", "d"), Column("of", "d"), Column("accuracy", ".2%"), Column("paper", ".1%"),
         Column("difference", "+.2%"), Column("mIoU", ".2%"), Column("paper's mIoU", ".1%"),

@@ -116,9 +116,11 @@ def judge(requirement: Requirement, group: Group) -> Judged:
     """Whether the runs of a group meet a requirement."""
     if isinstance(requirement, Withstand):
         return _judge_share(requirement, group)
+    epsilon = requirement.epsilon
+    at = f"at {group.unit.text(epsilon)}"
     if isinstance(requirement, Accuracy):
-        what = f"pixel accuracy at {group.unit.text(requirement.epsilon)}"
-        return _judge_quality(what, requirement.accuracy, requirement.epsilon, group, lambda c: pixel_accuracy(*c))
+        found = quality_at(group, epsilon, lambda counts: pixel_accuracy(*counts))
+        return Judged(f"pixel accuracy {at}", group.title, requirement.accuracy, *found)
     name = requirement.of_class
     classes = next(iter(group.runs.values())).classes
     if name not in classes:
@@ -129,8 +131,7 @@ def judge(requirement: Requirement, group: Group) -> Judged:
         tp, fp, fn = (part[..., index].sum() for part in counts)
         return float(tp / (tp + fp + fn)) if tp + fp + fn else nan
 
-    what = f"IoU of {name} at {group.unit.text(requirement.epsilon)}"
-    return _judge_quality(what, requirement.iou, requirement.epsilon, group, iou)
+    return Judged(f"IoU of {name} {at}", group.title, requirement.iou, *quality_at(group, epsilon, iou))
 
 
 def _judge_share(requirement: Withstand, group: Group) -> Judged:
@@ -139,10 +140,6 @@ def _judge_share(requirement: Withstand, group: Group) -> Judged:
     share = held / len(norms) if len(norms) else nan
     what = f"images that withstand {group.unit.text(requirement.withstand)}"
     return Judged(what, group.title, requirement.share, share, wilson(held, len(norms)), len(norms))
-
-
-def _judge_quality(what: str, required: float, epsilon: float, group: Group, measure: Callable[[Any], float]) -> Judged:
-    return Judged(what, group.title, required, *quality_at(group, epsilon, measure))
 
 
 def quality_at(group: Group, epsilon: float, measure: Callable[[Any], float]) -> tuple[float, Interval, int]:
@@ -200,8 +197,6 @@ def requirement_table(judged: Sequence[Judged]) -> Table:
         Column("on"), Column("requirement"), Column("at least", ".1%"), Column("measured", ".1%"), Column("low", ".1%"),
         Column("high", ".1%"), Column("images", "d"), Column("outcome"),
     )  # fmt: skip
-    rows = tuple(
-        (j.where, j.requirement, j.required, j.measured, *j.interval, j.images, j.outcome) for j in judged
-    )  # fmt: skip
+    rows = tuple((j.where, j.requirement, j.required, j.measured, *j.interval, j.images, j.outcome) for j in judged)
     note = "low and high: 95 % interval. An interval on both sides of what is required needs more images to decide."
     return Table("requirements", "Requirements", columns, rows, (note,), keys=1)

@@ -109,11 +109,4 @@ def results_of(statuses: Sequence[Status]) -> list[RunResults]:
 
 
 def _load(store: Store, latest: Latest) -> RunResults:
-    return RunResults(
-        folder=store.folder,
-        run=store.run,
-        header=store.header,
-        records=latest.records,
-        errors=latest.errors,
-        unit=Unit.of(store),
-    )
+    return RunResults(store.folder, store.run, store.header, latest.records, latest.errors, Unit.of(store))

@@ -104,7 +104,8 @@ def bootstrap_median(values: Values, seed: int = 0, resamples: int = RESAMPLES, 
     if not len(values):
         return Interval(nan, nan)
     generator = np.random.default_rng(seed)
-    medians = _medians(generator.choice(values, (resamples, len(values))))
+    with np.errstate(invalid="ignore"):  # halfway between minus and plus infinity nothing is known
+        medians = np.median(generator.choice(values, (resamples, len(values))), axis=1)
     # One of the medians, not a mean of two, of which one may be infinite.
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2], method="closest_observation")
     return Interval(float(low), float(high))
@@ -236,13 +237,6 @@ def _median(values: Iterable[float]) -> float:
     known = np.fromiter(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return float(np.median(known)) if len(known) else nan
-
-
-def _medians(values: Values) -> Values:
-    """Medians of rows; halfway between minus and plus infinity nothing is known."""
-    with np.errstate(invalid="ignore"):
-        medians: Values = np.median(values, axis=1)
-    return medians
 
 
 def _mean(values: Values) -> float:

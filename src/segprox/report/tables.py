@@ -102,7 +102,8 @@ def to_screen(table: Table) -> Stack:
     lead = [place for place, column in numbered if column.form is None and not column.over]
     for key, numbers in table.groups():
         for over, places in _spans([(place, column) for place, column in numbered if place not in lead]):
-            blocks.append(_block(table, numbers, [*lead, *places], _join(*key, over), bold))
+            title = ", ".join(str(part) for part in (*key, over) if part)
+            blocks.append(_block(table, numbers, [*lead, *places], title, bold))
     return Stack(*blocks, *(Text(note, style="dim") for note in table.notes))
 
 
@@ -124,17 +125,10 @@ def to_markdown(table: Table) -> str:
     heads = [markdown_text(column.title) for column in table.columns]
     cells = _rendered(table, markdown_text, "**{}**")
     widths = [max(3, *(len(line[place]) for line in [heads, *cells])) for place in range(len(heads))]
-    numeric = [column.form is not None for column in table.columns]
-    lines = [
-        " | ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric)
-        )
-        for line in [heads, *cells]
-    ]
-    rule = " | ".join(
-        f"{'-' * (width - 1)}:" if right else f":{'-' * (width - 1)}" for width, right in zip(widths, numeric)
-    )
-    body = "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
+    sides = ["><"[column.form is None] for column in table.columns]
+    rule = [f"{'-' * (width - 1)}:" if side == ">" else f":{'-' * (width - 1)}" for width, side in zip(widths, sides)]
+    lines = [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)] for line in [heads, *cells]]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
     return "\n\n".join([f"**{markdown_text(table.title)}**", body, *map(markdown_text, table.notes)])
 
 
@@ -147,11 +141,9 @@ def to_latex(table: Table) -> str:
         lines.append(r"\midrule")
         lines += [_latex_line(cells[row], table.keys if row != numbers[0] else 0) for row in numbers]
     lines += [r"\bottomrule", r"\end{tabular}"]
-    body = "\n".join(lines)
     caption = " ".join(_latex(text) for text in (f"{table.title}.", *table.notes))
-    return (
-        f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n{body}\n\\end{{table}}\n"
-    )
+    head = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
+    return "\n".join([*head, *lines, r"\end{table}", ""])
 
 
 def _latex_line(cells: Sequence[str], hidden: int) -> str:
@@ -194,10 +186,6 @@ def _rendered(table: Table, escape: Callable[[str], str], strong: str) -> list[l
 def _spans(columns: Iterable[tuple[int, Column]]) -> list[tuple[str, list[int]]]:
     """Numbered columns: neighbours with the same heading above them."""
     return [(over, [place for place, _ in some]) for over, some in groupby(columns, key=lambda pair: pair[1].over)]
-
-
-def _join(*parts: Value) -> str:
-    return ", ".join(str(part) for part in parts if part)
 
 
 def _plain(text: str) -> str:

@@ -32,7 +32,7 @@ def record_table(records: Sequence[Record], title: str) -> Table:
     }
     if "protected" in columns:
         del columns["l2"], columns["seconds"]
-    counted = [LINF.counted(record) * LINF.factor for record in records]
+    counted = [record.counted_size("linf") * LINF.factor for record in records]
     table.add_column("image", footer="median", no_wrap=True)
     for name, values in (columns | {"linf x 255": counted}).items():
         table.add_column(name, footer=_format(name, median_size(values)), justify="right", no_wrap=True)
@@ -47,10 +47,7 @@ def _rates(found: Sequence[Score]) -> dict[str, list[float]]:
     """The shares of pixels that are as the attack wants them: of attacked and protected ones, where there are such."""
     if any(score.protected is None for score in found):
         return {"APSR": [score.apsr for score in found]}
-    return {
-        "attacked": [score.attacked or 0.0 for score in found],
-        "protected": [score.protected or 0.0 for score in found],
-    }
+    return {name: [getattr(score, name) for score in found] for name in ("attacked", "protected")}
 
 
 def check_table(checks: Sequence[Check], title: str) -> Table:

@@ -5,7 +5,6 @@ from typing import Any, get_args
 
 from segprox.errors import SegproxError
 from segprox.norms import NormName
-from segprox.run.record import Record, Score
 from segprox.run.store import Store
 from segprox.sizes import unbroken_size
 
@@ -48,18 +47,6 @@ class Unit:
     def suffix(self) -> str:
         """For names of files, of which linf's have none."""
         return "" if self.norm == "linf" else f"-{self.norm}"
-
-    def size(self, record: Record) -> float:
-        """The size of the perturbation that was found, whether the image is broken or not."""
-        return record.size(self.norm)
-
-    def counted(self, record: Record) -> float:
-        """What a record counts as in medians."""
-        return record.counted_size(self.norm)
-
-    def rounded_size(self, score: Score) -> float:
-        """The size of the perturbation in 8 bits; NaN for a norm that scores do not have."""
-        return float(getattr(score, self.norm, float("nan")))
 
     def number(self, size: float) -> str:
         """A size without its unit.

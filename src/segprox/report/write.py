@@ -35,15 +35,9 @@ def write_report(
     against: str | None = None,
     formats: Sequence[str] = USUAL_FORMATS,
 ) -> Report:
-    """Write tables, figures and the page.
+    """Write tables, figures and the page of runs, as `Results.write_report` does.
 
-    Args:
-        results: runs, as `load_runs` gives them.
-        folder: where to.
-        require: requirements, with which the page begins.
-        critical: classes that come first, and are marked, wherever classes are shown.
-        against: published numbers to show these runs beside, see `segprox.report.published`.
-        formats: of the figures, some of svg, png and pdf.
+    With `against`, the runs are shown beside published numbers: see `segprox.report.published`.
     """
     for name in formats:
         if name not in FORMATS:

@@ -17,6 +17,7 @@ from segprox.problem import Problem
 from segprox.run.measurements import Glance, gap, glance, mirror_agreement, pixel_accuracy, slope, variants
 
 Severity = Literal["green", "amber", "red"]
+Finding = tuple[Severity, str]  # the verdict of a check, and its sentence
 
 CLEARLY_BETTER = 0.02  # in accuracy or agreement: beyond what another kind of preprocessing gains by chance
 ROUNDING = 1e-3  # of the logits' range: what another order of summation may change, with TensorFloat32 as well
@@ -72,209 +73,176 @@ def check_model(
             for sample in samples
         ]
         glances = [glance(segmenter, problem) for problem in problems]
-        return [
-            mode,
-            _classes(glances, problems, num_classes),
-            _input(segmenter, problems),
-            _logits(segmenter, problems[0], glances),
-            _repeatable(segmenter, problems[0]),
-            *([] if quick else [_batch(segmenter, problems[0])]),
-            _accuracy(glances, problems),
-            _saturation(glances),
-            _gradients(glances),
-            *([] if quick else [_differences(segmenter, problems[0])]),
-        ]
+        first = problems[0]
+        findings = {
+            "eval mode": mode,
+            "classes": _classes(glances, problems, num_classes),
+            "input": _input(segmenter, problems),
+            "logits": _logits(segmenter, first, glances),
+            "repeatable": _repeatable(segmenter, first),
+            **({} if quick else {"batch": _batch(segmenter, first)}),
+            "accuracy": _accuracy(glances, problems),
+            "saturation": _saturation(glances),
+            "gradients": _gradients(glances),
+            **({} if quick else {"finite differences": _differences(segmenter, first)}),
+        }
+        return [Check(name, *finding) for name, finding in findings.items()]
 
 
-def _eval_mode(model: nn.Module) -> Check:
+def _eval_mode(model: nn.Module) -> Finding:
     network = model.model if isinstance(model, Segmenter) else model
     before = model.found_training if isinstance(model, Segmenter) else []
     training = {
         name or "the network": module for name, module in network.named_modules() if module.training or name in before
     }
-    affected = [
-        f"{name} ({type(module).__name__})" for name, module in training.items() if _differs_in_training(module)
-    ]
-    name = "eval mode"
+    affected = [f"{name} ({type(module).__name__})" for name, module in training.items() if _has_modes(module)]
     if affected:
-        return Check(
-            name,
-            "red",
+        return "red", (
             f"train mode in {len(affected)} of the batch norm and dropout layers, first in {affected[0]}: segprox uses "
-            "eval mode itself, but figures made elsewhere with this model may not; call model.eval()",
+            "eval mode itself, but figures made elsewhere with this model may not; call model.eval()"
         )
     if training:
-        return Check(
-            name, "amber", "in train mode, though without a layer known to behave differently; call model.eval()"
-        )
-    return Check(name, "green", f"all {len(list(network.modules()))} layers are in eval mode")
+        return "amber", "in train mode, though without a layer known to behave differently; call model.eval()"
+    return "green", f"all {len(list(network.modules()))} layers are in eval mode"
 
 
-def _differs_in_training(module: nn.Module) -> bool:
+def _has_modes(module: nn.Module) -> bool:
+    """Whether a layer does something else in train mode."""
     # By name too: stochastic depth and its like (DropPath, DropBlock) are classes of their libraries.
     known = nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd
     return isinstance(module, known) or "drop" in type(module).__name__.lower()
 
 
-def _classes(glances: Sequence[Glance], problems: Sequence[Problem], wanted: int | None) -> Check:
-    name, outputs, highest = "classes", glances[0].num_classes, _highest_label(problems)
+def _classes(glances: Sequence[Glance], problems: Sequence[Problem], wanted: int | None) -> Finding:
+    outputs, highest = glances[0].num_classes, _highest_label(problems)
     if highest >= outputs:
-        return Check(
-            name,
-            "red",
+        return "red", (
             f"label {highest} occurs but the model's classes are 0 to {outputs - 1}: take weights trained for this "
-            "dataset, or declare the label as one to ignore",
+            "dataset, or declare the label as one to ignore"
         )
     if wanted is None:
-        return Check(name, "green", f"{outputs} outputs, and every label is one of them")
+        return "green", f"{outputs} outputs, and every label is one of them"
+    finding = f"{outputs} outputs for the dataset's {wanted} classes"
     if outputs < wanted:
-        return Check(
-            name,
-            "red",
-            f"{outputs} outputs for the dataset's {wanted} classes: take weights trained for this dataset",
-        )
+        return "red", f"{finding}: take weights trained for this dataset"
     if outputs > wanted:
-        return Check(
-            name,
-            "amber",
-            f"{outputs} outputs for the dataset's {wanted} classes: those beyond are never right; "
-            "pass classes=[...] to choose the outputs that mean them",
-        )
-    return Check(name, "green", f"{outputs} outputs for the dataset's {wanted} classes")
+        advice = "pass channels=[...] to choose the outputs that mean them"
+        return "amber", f"{finding}: those beyond are never right; {advice}"
+    return "green", finding
 
 
-def _input(model: Segmenter, problems: Sequence[Problem]) -> Check:
+def _input(model: Segmenter, problems: Sequence[Problem]) -> Finding:
     labelled = _labelled(problems)
     measure, what = (pixel_accuracy, "pixel accuracy") if labelled else (mirror_agreement, "agreement when mirrored")
     now = measure(model, problems)
     others = [(measure(variant.model, problems), variant) for variant in variants(model, problems[0].images.shape[1])]
     score, best = max(others, key=lambda other: other[0])
+    finding = f"{what} {now:.1%} as fed now"
     if score <= now + CLEARLY_BETTER:
         tried = ", ".join(f"{variant.expects} {value:.1%}" for value, variant in others)
-        return Check("input", "green", f"{what} {now:.1%} as fed now; no other way is clearly better ({tried})")
-    return Check(
-        "input",
-        "red" if labelled and best.grave else "amber",  # agreement is a weaker witness than accuracy
-        f"{what} {now:.1%} as fed now but {score:.1%} with {best.expects}: the model seems to expect that; "
-        f"pass {best.option}",
-    )
+        return "green", f"{finding}; no other way is clearly better ({tried})"
+    advice = f"but {score:.1%} with {best.expects}: the model seems to expect that; pass {best.option}"
+    # Agreement is a weaker witness than accuracy.
+    return "red" if labelled and best.grave else "amber", f"{finding} {advice}"
 
 
-def _logits(model: Segmenter, problem: Problem, glances: Sequence[Glance]) -> Check:
-    name, nonfinite = "logits", max(look.nonfinite for look in glances)
+def _logits(model: Segmenter, problem: Problem, glances: Sequence[Glance]) -> Finding:
+    nonfinite = max(look.nonfinite for look in glances)
     if nonfinite:
-        return Check(
-            name,
-            "red",
-            f"up to {nonfinite:.1%} of an image's pixels have NaN or infinite logits, which no attack can judge",
-        )
+        what = f"up to {nonfinite:.1%} of an image's pixels have NaN or infinite logits"
+        return "red", f"{what}, which no attack can judge"
     try:
         with torch.no_grad():
             model(problem.images)  # unlike model.logits, it looks at the values
     except SegproxError as error:
-        return Check(name, "red", str(error))
+        return "red", str(error)
     low, high = min(look.lowest for look in glances), max(look.highest for look in glances)
     span = f"from {low:.3g} to {high:.3g}"
     if model.output == "probabilities":
-        return Check(name, "amber", f"the logarithm of probabilities, {span}: if you can, return logits instead")
+        return "amber", f"the logarithm of probabilities, {span}: if you can, return logits instead"
     if low >= 0 and high <= 1:
-        return Check(name, "amber", f"all in [0, 1], {span}: if these are sigmoids, return what goes into them")
-    return Check(name, "green", f"{span}, not probabilities")
+        return "amber", f"all in [0, 1], {span}: if these are sigmoids, return what goes into them"
+    return "green", f"{span}, not probabilities"
 
 
 @torch.no_grad()
-def _repeatable(model: Segmenter, problem: Problem) -> Check:
-    name = "repeatable"
+def _repeatable(model: Segmenter, problem: Problem) -> Finding:
     difference = gap(model.logits(problem.images), model.logits(problem.images))
     if difference == 0:
-        return Check(name, "green", "the same image gives the same logits twice")
+        return "green", "the same image gives the same logits twice"
     finding = f"the same image gives logits that differ by {difference:.1e} of their range"
     if difference <= _rounding(model):
-        return Check(name, "amber", f"{finding}, as rounding may; torch.use_deterministic_algorithms(True) may end it")
-    return Check(name, "red", f"{finding}: switch off the dropout or noise that is active in eval mode")
+        return "amber", f"{finding}, as rounding may; torch.use_deterministic_algorithms(True) may end it"
+    return "red", f"{finding}: switch off the dropout or noise that is active in eval mode"
 
 
 @torch.no_grad()
-def _batch(model: Segmenter, problem: Problem) -> Check:
-    name, images = "batch", problem.images
+def _batch(model: Segmenter, problem: Problem) -> Finding:
+    images = problem.images
     other = (1 - images) / 2  # with another mean, another range
     alone = torch.cat([model.logits(images), model.logits(other)])
     try:
         together = model.logits(torch.cat([images, other]))
     except RuntimeError as error:
-        return Check(name, "red", f"fails on a batch of two: {str(error).splitlines()[0]}")
+        return "red", f"fails on a batch of two: {str(error).splitlines()[0]}"
     difference = gap(alone, together)
     if difference <= _rounding(model):
-        return Check(
-            name,
-            "green",
-            f"an image has the same logits alone and beside another ({difference:.1e} of their range apart)",
-        )
-    return Check(
-        name,
-        "red",
-        f"an image's logits change by {difference:.1e} of their range beside another: "
-        "make every layer use what it learnt, not statistics of the batch",
-    )
+        return "green", f"an image has the same logits alone and beside another ({difference:.1e} of their range apart)"
+    finding = f"an image's logits change by {difference:.1e} of their range beside another"
+    return "red", f"{finding}: make every layer use what it learnt, not statistics of the batch"
 
 
-def _accuracy(glances: Sequence[Glance], problems: Sequence[Problem]) -> Check:
-    name = "accuracy"
+def _accuracy(glances: Sequence[Glance], problems: Sequence[Problem]) -> Finding:
     if not _labelled(problems):
-        return Check(name, "amber", "unknown, because no pixel is labelled: check the predictions by eye")
+        return "amber", "unknown, because no pixel is labelled: check the predictions by eye"
     counts = _pooled_counts(glances, problems)
     accuracy, miou = float(counts.pixel_accuracy()), float(np.nanmean(counts.iou()))
     shares = (counts.tp + counts.fn) / (counts.tp + counts.fn).sum()
     guess, guess_miou = float(shares.max()), float(shares.max() / (shares > 0).sum())
     finding = f"pixel accuracy {accuracy:.1%}, mean IoU {miou:.1%}; the most frequent class alone gives {guess:.1%}"
     if guess == 1:
-        return Check(name, "amber", f"{finding}, which says nothing: take images with more than one class")
+        return "amber", f"{finding}, which says nothing: take images with more than one class"
     if accuracy < guess and miou < guess_miou:
-        return Check(name, "red", f"{finding}: check weights, order of classes and normalisation")
+        return "red", f"{finding}: check weights, order of classes and normalisation"
     # Where one class rules, a good model may be no better than a guess by one measure, but not by both.
     if accuracy < guess + LITTLE * (1 - guess) and miou < guess_miou + LITTLE * (1 - guess_miou):
-        return Check(name, "amber", f"{finding}: little better; check weights, order of classes and normalisation")
-    return Check(name, "green", finding)
+        return "amber", f"{finding}: little better; check weights, order of classes and normalisation"
+    return "green", finding
 
 
-def _saturation(glances: Sequence[Glance]) -> Check:
+def _saturation(glances: Sequence[Glance]) -> Finding:
     share = float(np.mean([look.saturated for look in glances]))
     finding = f"{share:.1%} of the pixels have a probability that rounds to 1 in float32"
     if share <= SATURATED:
-        return Check("saturation", "green", finding)
-    return Check(
-        "saturation",
-        "amber",
-        f"{finding}: gradients of cross-entropy vanish there; trust attacks on margins, such as palma, only",
-    )
+        return "green", finding
+    advice = "trust attacks on margins, such as palma, only"
+    return "amber", f"{finding}: gradients of cross-entropy vanish there; {advice}"
 
 
-def _gradients(glances: Sequence[Glance]) -> Check:
-    name, nonfinite = "gradients", max(look.nonfinite_gradient for look in glances)
+def _gradients(glances: Sequence[Glance]) -> Finding:
+    nonfinite = max(look.nonfinite_gradient for look in glances)
     if nonfinite:
-        return Check(
-            name, "red", f"NaN or infinite at up to {nonfinite:.1%} of an image's pixels: no attack can follow them"
-        )
+        return "red", f"NaN or infinite at up to {nonfinite:.1%} of an image's pixels: no attack can follow them"
     zero = float(np.mean([look.no_gradient for look in glances]))
     finding = f"exactly zero at {zero:.1%} of the pixels"
     advice = "look for rounding, thresholds, detach() or a stride that skips pixels; attacks cannot see through them"
     verdict = _grade(zero, NO_GRADIENT)
-    return Check(name, verdict, f"finite, {finding}" if verdict == "green" else f"{finding}: {advice}")
+    return verdict, f"finite, {finding}" if verdict == "green" else f"{finding}: {advice}"
 
 
-def _differences(model: Segmenter, problem: Problem) -> Check:
-    name, found = "finite differences", slope(model, problem.images)
+def _differences(model: Segmenter, problem: Problem) -> Finding:
+    found = slope(model, problem.images)
     if not np.isfinite([found.autograd, found.differences]).all():
-        return Check(name, "red", "NaN or infinite loss or gradient: there is nothing to compare")
+        return "red", "NaN or infinite loss or gradient: there is nothing to compare"
     if found.autograd == 0:
-        return Check(name, "red", "autograd says that the loss is flat: there is no gradient to compare with")
+        return "red", "autograd says that the loss is flat: there is no gradient to compare with"
     verdict = _grade(found.error, WRONG_SLOPE)
     finding = (
         f"slope {found.differences:.3g}, autograd says {found.autograd:.3g}: {found.error:.1%} apart "
         f"({str(found.dtype).removeprefix('torch.')})"
     )
     advice = "; look for a custom backward, a straight-through estimator or rounding inside the network"
-    return Check(name, verdict, finding if verdict == "green" else finding + advice)
+    return verdict, finding if verdict == "green" else finding + advice
 
 
 def _grade(value: float, limits: tuple[float, float]) -> Severity:

@@ -24,18 +24,14 @@ def is_installed(path: Path) -> bool:
 def ship(place: str, folder: Path) -> None:
     """Copy the code at a place into a folder, in which the same place then finds it.
 
-    Args:
-        place: a path of a Python file, relative to the current folder, or the name of a module of the user. An
-            absolute path cannot be the same elsewhere, and what is installed here is to be installed there: neither is
-            copied.
-        folder: where to.
+    A place is the path of a Python file, relative to the current folder, or the name of a module of the user. An
+    absolute path cannot be the same elsewhere, and what is installed here is to be installed there: neither is copied.
     """
     if place.endswith(".py"):
         source, target = Path(place), folder / place
-        if source.is_absolute() or ".." in source.parts or not source.is_file():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
+        if not source.is_absolute() and ".." not in source.parts and source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
         return
     spec = importlib.util.find_spec(place.partition(".")[0])
     found = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []

@@ -16,11 +16,8 @@ from segprox.run.plan import AttackEntry, Run, Settings
 def repeat_command(run: Run, images: int | None = None) -> str:
     """The `segprox evaluate` that makes the same run: the same folder, and the same key for every image.
 
-    A run of an object without a name, or of what no command can write, is refused with a sentence that says why.
-
-    Args:
-        run: the run.
-        images: how many it has by now, if that is more than its limit.
+    A run of an object without a name, or of what no command can write, is refused with a sentence that says why. The
+    limit is raised to as many `images` as the run has by now.
 
     Example:
         >>> from segprox.run.plan import AttackEntry, Run, Settings
@@ -69,6 +66,5 @@ def _with_options(model: str, given: dict[str, Any]) -> str:
 
 
 def _text(option: str, value: Any) -> str:
-    return (
-        ("x" if option == "resize" else ",").join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    )
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return ("x" if option == "resize" else ",").join(map(str, parts))

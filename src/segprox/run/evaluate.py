@@ -133,16 +133,14 @@ class Evaluation:
         if status.run.settings.until is not None:
             order = sorted(parts[0], key=lambda i: digest(seed, names[i]))
             parts = [[i for i in order if (names[i] in status.records) == recorded] for recorded in (True, False)]
-        known = {
+        kept = {
             name: record.key
             for name, record in status.records.items()
             if isinstance(record, Record) or not self.retry_errors
         }
-        for part in parts:
-            for start in range(0, len(part), batch):
-                indices = tuple(part[start : start + batch])
-                finished = {names[i]: known[names[i]] for i in indices if names[i] in known}
-                yield Task(status.run, indices, finished, self.execution)
+        for indices in (part[start : start + batch] for part in parts for start in range(0, len(part), batch)):
+            known = {names[i]: kept[names[i]] for i in indices if names[i] in kept}
+            yield Task(status.run, tuple(indices), known, self.execution)
 
     def validate(self) -> None:
         """Refuse runs that cannot work, all reasons at once: names, files, attacks, goals, devices, numbers of classes.
@@ -175,12 +173,12 @@ class Evaluation:
         """Whether a model and a dataset go together."""
         model, data = prepare_model(run, self.execution).built, open_dataset(run.dataset)
         try:
-            sample = data[0]
+            image = data[0].image
         except SegproxError:
             return  # an unreadable image is recorded when its turn comes
         try:
             with torch.no_grad():
-                outputs = model(sample.image[None].to(model.device)).shape[1]
+                outputs = model(image[None].to(model.device)).shape[1]
         except SegproxError:  # the model is not what it should be
             raise
         except Exception:  # an image that the model cannot take, or has no memory for, is recorded in its turn as well
@@ -193,25 +191,20 @@ class Evaluation:
 
         The first image of the dataset is looked at, with a few forwards and a backward; nothing is attacked.
         """
-        left = {(run.model, run.dataset): run for run in self.runs if self._left(run)}
-        return [sentence for run in left.values() if (sentence := self._red_check(run))]
-
-    def _red_check(self, run: Run) -> str | None:
-        data = open_dataset(run.dataset)
-        try:
-            model = prepare_model(run, self.execution).segmenter
-            checks = check_model(
-                model, [data[0]], ignore=data.ignore, num_classes=len(data.classes) or None, quick=True
-            )
-        except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
-            return None
-        red = ", ".join(check.name for check in checks if check.verdict == "red")
-        if not red:
-            return None
-        return (
-            f"segprox check is red for {run.model} on {run.dataset}: {red}. Figures of this model may be wrong; "
-            "segprox check, or segprox.run.check_model in Python, says why."
-        )
+        sentences = []
+        for (model, dataset), run in {(run.model, run.dataset): run for run in self.runs if self._left(run)}.items():
+            data = open_dataset(dataset)
+            try:
+                segmenter, classes = prepare_model(run, self.execution).segmenter, len(data.classes) or None
+                checks = check_model(segmenter, [data[0]], ignore=data.ignore, num_classes=classes, quick=True)
+            except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
+                continue
+            if red := ", ".join(check.name for check in checks if check.verdict == "red"):
+                sentences.append(
+                    f"segprox check is red for {model} on {dataset}: {red}. Figures of this model may be wrong; "
+                    "segprox check, or segprox.run.check_model in Python, says why."
+                )
+        return sentences
 
 
 def _names(run: Run) -> list[str]:
@@ -285,16 +278,15 @@ def estimate(status: Status, timed: Mapping[str, tuple[float, float] | None], re
 
 def time_model(prepared: Prepared) -> tuple[float, float]:
     """Seconds of a forward and of a backward on the first image of a dataset, after one to warm up."""
-    sample, model = prepared.data[0], prepared.model
-    images = sample.image[None].to(model.device).requires_grad_()
-    times = []
+    model = prepared.model
+    images = prepared.data[0].image[None].to(model.device).requires_grad_()
     for _ in range(2):
         start = _now(model.device)
         logits = model.logits(images)
         middle = _now(model.device)
         torch.autograd.grad(logits.sum(), images)
-        times.append((middle - start, _now(model.device) - middle))
-    return times[-1]
+        end = _now(model.device)
+    return middle - start, end - middle
 
 
 def _now(device: torch.device) -> float:

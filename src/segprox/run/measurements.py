@@ -14,10 +14,8 @@ from segprox.models import Segmenter
 from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD
 from segprox.problem import Problem, predictions
 
-STEPS = {
-    torch.float64: 1e-6,
-    torch.float32: 1e-4,
-}  # of finite differences: beyond rounding, yet a fraction of a grey level
+# Of finite differences: beyond rounding, yet a fraction of a grey level.
+STEPS = {torch.float64: 1e-6, torch.float32: 1e-4}
 COARSE_STEP = 2e-3  # the same in half precision
 
 
@@ -157,10 +155,9 @@ def slope(model: Segmenter, images: Tensor) -> Slope:
     wanted = logits.detach().topk(2, dim=1).indices[:, 1]
     gradient = image_gradient(_loss(logits, wanted), start).double()
     direction = gradient.sign()
+    move = step * direction.to(images.dtype)
     with torch.no_grad():
-        ahead, behind = (
-            _loss(model.logits(images + side * step * direction.to(images.dtype)), wanted).item() for side in (1, -1)
-        )
+        ahead, behind = (_loss(model.logits(images + side * move), wanted).item() for side in (1, -1))
     return Slope((gradient * direction).sum().item(), (ahead - behind) / (2 * step), dtype)
 
 

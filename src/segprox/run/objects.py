@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from segprox.attacks import ATTACKS, Attack, Bisection, make_attack
 from segprox.data import DATASETS, Dataset, Sample
-from segprox.data.base import Colour, colours, source_of
+from segprox.data.base import colours, source_of
 from segprox.errors import SegproxError
 from segprox.models import MODELS, Segmenter, restored
 from segprox.run.evaluate import Evaluation
@@ -41,23 +41,15 @@ def make_evaluation(
 ) -> Iterator[Evaluation]:
     """An evaluation of a model on a dataset: what `segprox.evaluate` and the command line have in common.
 
-    Args:
-        model: a name, a network or a `Segmenter`.
-        dataset: a name, a `Dataset`, or (image, label) pairs.
-        attacks: names or attacks, one or several.
-        goals: one or several.
-        settings: what all runs share.
-        out: a folder for the records; one that is gone afterwards if None, and then no images are kept.
-        execution: how it is done.
-        retry_errors: whether images with an error are tried again.
-        ignore: label values of pixels that do not count, for pairs.
-        fields: of the attacks that are given by name.
+    Without a folder `out` the records are gone afterwards, and no images are kept. The label values `ignore` are of
+    pairs, `fields` of the attacks that are given by name; the rest is as in `segprox.evaluate`.
     """
     named = isinstance(model, str) and isinstance(dataset, str)
     if (execution.workers > 1 or execution.engine != "local") and not named:
         raise SegproxError("several workers need a model and a dataset that have names: see register_model")
     if isinstance(model, nn.Module):
-        execution = dataclasses.replace(execution, devices=execution.devices or (_device_of(model),), lean=False)
+        where = str(next(model.parameters(), torch.empty(0)).device)
+        execution = dataclasses.replace(execution, devices=execution.devices or (where,), lean=False)
     chosen = [attacks] if isinstance(attacks, AnyAttack) else list(attacks)
     if fields and not any(isinstance(attack, str) for attack in chosen):
         raise SegproxError(f"{', '.join(fields)} cannot be given beside attacks that are made already: give it to them")
@@ -74,12 +66,6 @@ def make_evaluation(
         )
         runs = Spec(grids=(grid,), settings=settings).runs()
         yield Evaluation(runs, Path(out), execution, retry_errors)
-
-
-def _device_of(model: nn.Module) -> str:
-    """Where a network is."""
-    first = next(model.parameters(), None)
-    return "cpu" if first is None else str(first.device)
 
 
 def describe_entry(attack: Attack | AttackEntry) -> AttackEntry:
@@ -109,12 +95,8 @@ def named_model(model: str | nn.Module) -> Iterator[str]:
     if isinstance(model, str):
         yield model
         return
-    with ExitStack() as undo:
-        if isinstance(model, Segmenter):
-            segmenter = model
-        else:
-            undo.enter_context(restored(model))
-            segmenter = Segmenter(model)
+    with nullcontext() if isinstance(model, Segmenter) else restored(model):
+        segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
         name = f"{type(segmenter.model).__name__}-{weights_digest(segmenter.model, segmenter.described())[:8]}"
         MODELS[name] = lambda: segmenter
         forget_models()  # one of that name may have been loaded from another object
@@ -131,7 +113,8 @@ def named_dataset(dataset: str | Dataset | Iterable[Any], ignore: tuple[int, ...
     if isinstance(dataset, str):
         yield dataset
         return
-    opened = dataset if _is_dataset(dataset) else ItemDataset(dataset, ignore, limit)  # type: ignore[arg-type]
+    whole = all(hasattr(dataset, name) for name in ("classes", "palette", "ignore", "labelled", "names"))
+    opened = dataset if whole else ItemDataset(dataset, ignore, limit)  # type: ignore[arg-type]
     name = type(dataset).__name__
     if name in DATASETS:
         raise SegproxError(f"the name of the class {name} is that of a dataset of segprox: rename it")
@@ -144,10 +127,6 @@ def named_dataset(dataset: str | Dataset | Iterable[Any], ignore: tuple[int, ...
         open_dataset.cache_clear()
 
 
-def _is_dataset(dataset: object) -> bool:
-    return all(hasattr(dataset, name) for name in ("classes", "palette", "ignore", "labelled", "names"))
-
-
 class ItemDataset:
     """A dataset made of (image, label) pairs: those of a sequence are read when they are asked for.
 
@@ -156,17 +135,13 @@ class ItemDataset:
 
     labelled = True
     classes: tuple[str, ...] = ()
+    palette = colours(256)  # for as many classes as a label may name
 
     def __init__(self, items: Iterable[Any], ignore: tuple[int, ...], limit: int | None) -> None:
         indexable = hasattr(items, "__getitem__") and hasattr(items, "__len__")
         self.items: Sequence[Any] = items if indexable else list(islice(_unbatched(items), limit))  # type: ignore[assignment]
         self.ignore = ignore
         self.names: Sequence[str] = [f"{i:06}" for i in range(len(self.items))]
-
-    @property
-    def palette(self) -> tuple[Colour, ...]:
-        """Colours for as many classes as a label may name."""
-        return colours(256)
 
     def __len__(self) -> int:
         return len(self.items)

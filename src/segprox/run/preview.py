@@ -28,14 +28,9 @@ FILES: dict[Part, str] = {
 def encode_preview(
     image: Tensor, adversarial: Tensor, maps: dict[Part, Tensor], palette: Sequence[Colour], num_classes: int
 ) -> bytes:
-    """Pack the pictures.
+    """Pack an image and its perturbed one, `[3, H, W]` in [0, 1], with the maps of classes `[H, W]` in colours.
 
-    Args:
-        image: in [0, 1], `[3, H, W]`.
-        adversarial: the perturbed image, `[3, H, W]`.
-        maps: `label`, `clean` and `prediction`, classes `[H, W]`; what is no class is drawn as void.
-        palette: a colour per class.
-        num_classes: K.
+    The maps are `label`, `clean` and `prediction`; what is no class in them is drawn as void.
     """
     difference = adversarial - image
     scale = difference.abs().max().clamp(min=1e-12)

@@ -153,10 +153,8 @@ class Worker:
     def __init__(self, threads: int | None = None, deterministic: bool | None = None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        if deterministic not in (
-            None,
-            torch.are_deterministic_algorithms_enabled(),
-        ):  # setting it imports much of torch
+        usual = torch.are_deterministic_algorithms_enabled()
+        if deterministic not in (None, usual):  # setting it imports much of torch
             torch.use_deterministic_algorithms(deterministic)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._ahead: dict[tuple[str, int], Future[Sample]] = {}
@@ -247,18 +245,15 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
         image = found.images[i : i + 1]
         score, logits = score_image(prepared.model, job.problem, image)
         rounded = score_image(prepared.model, job.problem, to_bytes(image).to(image) / 255)[0]
-        files = {kind: encode(image) for kind, encode in ENCODERS.items() if kind in prepared.run.settings.save}
-        saved: dict[str, Saved] = {
-            kind: Saved(
-                file=f"images/{_file_name(job)}.{SUFFIXES[kind]}",
-                score=score_image(prepared.model, job.problem, DECODERS[kind](content).to(image))[0],
-            )
-            for kind, content in files.items()
-        }
-        contents = {saved[kind].file: content for kind, content in files.items()}
-        preview = None
-        if prepared.run.settings.save:  # whoever keeps pictures wants to see them in reports as well
-            preview = f"previews/{_file_name(job)}.zip"
+        name, keep = _file_name(job.sample.name), prepared.run.settings.save
+        saved: dict[str, Saved] = {}
+        contents: dict[str, bytes] = {}
+        for kind in (kind for kind in ENCODERS if kind in keep):
+            file, content = f"images/{name}.{SUFFIXES[kind]}", ENCODERS[kind](image)
+            again = score_image(prepared.model, job.problem, DECODERS[kind](content).to(image))[0]
+            saved[kind], contents[file] = Saved(file=file, score=again), content
+        preview = f"previews/{name}.zip" if keep else None
+        if preview is not None:  # whoever keeps pictures wants to see them in reports as well
             contents[preview] = _preview(prepared, job, image, logits)
         clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))
         record = Record(
@@ -307,11 +302,8 @@ def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Scor
 
 def _preview(prepared: Prepared, job: _Job, image: Tensor, logits: Tensor) -> bytes:
     wanted = job.sample.label if not job.problem.targeted else torch.where(job.problem.mask, job.problem.labels, -1)[0]
-    maps: dict[Part, Tensor] = {
-        "label": wanted,
-        "clean": predictions(job.clean)[0],
-        "prediction": predictions(logits)[0],
-    }
+    clean, attacked = (predictions(values)[0] for values in (job.clean, logits))
+    maps: dict[Part, Tensor] = {"label": wanted, "clean": clean, "prediction": attacked}
     return encode_preview(job.problem.images[0], image[0], maps, prepared.data.palette, logits.shape[1])
 
 
@@ -325,10 +317,10 @@ def _accuracy(counts: ClassCounts) -> float:
     return right / max(right + wrong, 1)
 
 
-def _file_name(job: _Job) -> str:
+def _file_name(image: str) -> str:
     """A name that any file system takes and that no other image of the run has."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in job.sample.name)
-    return f"{plain[:60]}-{digest(job.sample.name)[:6]}"
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in image)
+    return f"{plain[:60]}-{digest(image)[:6]}"
 
 
 def _reason(error: Exception) -> str:
@@ -339,7 +331,6 @@ def _reason(error: Exception) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or ("memory" in text and "alloc" in text))
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "out of memory" in text or ("memory" in text and "alloc" in text)

@@ -1,21 +1,20 @@
 """Blocks of a network that keep their input only, and are computed again when their gradient is asked for."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from segprox.models.lean.meter import WHOLE, bytes_of, storages
 from segprox.models.segmenter import Segmenter
 
 WORTH = 2  # times what a block is fed must be held within it, or computing it again is not worth the time
-WHOLE = ""  # the network, among the names of its parts
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
-Storages = dict[int, UntypedStorage]
 
 
 def checkpoint_blocks(model: Segmenter, images: Tensor) -> list[str]:
@@ -25,8 +24,8 @@ def checkpoint_blocks(model: Segmenter, images: Tensor) -> list[str]:
     is smaller together decides. It is measured on `images` `[B, C, H, W]`, with the model's operations as they are.
     """
     candidates = dict(_repeated(model.model))
-    fed, held = _measured(model, images, candidates)
-    paying = [name for name in candidates if _bytes(held[name]) > WORTH * _bytes(fed[name])]
+    fed, held = storages(model, images, candidates)
+    paying = [name for name in candidates if bytes_of(held[name]) > WORTH * bytes_of(fed[name])]
     outermost = [name for name in paying if not any(_lies_in(name, other) for other in paying)]
     innermost = [name for name in paying if not any(_lies_in(other, name) for other in paying)]
 
@@ -34,7 +33,7 @@ def checkpoint_blocks(model: Segmenter, images: Tensor) -> list[str]:
         again = {address for name in names for address in held[name]}
         stays = {address: storage for address, storage in held[WHOLE].items() if address not in again}
         inputs = {address: storage for name in names for address, storage in fed[name].items()}
-        return _bytes(stays | inputs) + max((_bytes(held[name]) for name in names), default=0)
+        return bytes_of(stays | inputs) + max((bytes_of(held[name]) for name in names), default=0)
 
     chosen = min(innermost, outermost, key=most_held)
     for name in chosen:
@@ -62,43 +61,6 @@ def _repeated(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             own = "forward" in vars(child)  # chosen before, or wrapped by someone else
             if kinds[type(child)] > 1 and any(child.children()) and not isinstance(child, _CONTAINERS) and not own:
                 yield (f"{name}.{key}" if name else key), child
-
-
-def _measured(
-    model: Segmenter, images: Tensor, blocks: dict[str, nn.Module]
-) -> tuple[dict[str, Storages], dict[str, Storages]]:
-    """The storages of the tensors that each block is fed, and of those that are held within it and in the whole."""
-    own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
-    fed: dict[str, Storages] = defaultdict(dict)
-    held: dict[str, Storages] = defaultdict(dict)
-    running = [WHOLE]
-
-    def enter(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        running.append(name)
-        for value in (*args, *options.values()):
-            if isinstance(value, Tensor):
-                fed[name][value.untyped_storage()._cdata] = value.untyped_storage()
-
-    def leave(*_: Any) -> None:
-        running.pop()
-
-    def pack(value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        for name in running if storage._cdata not in own else ():
-            held[name][storage._cdata] = storage
-        return value
-
-    with ExitStack() as stack, torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        for name, block in blocks.items():
-            entered = block.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
-            for handle in (entered, block.register_forward_hook(leave)):
-                stack.callback(handle.remove)
-        model.logits(images.detach().requires_grad_())
-    return fed, held
-
-
-def _bytes(storages: Storages) -> int:
-    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _again(forward: Callable[..., Any], operations: AbstractContextManager[Any], *args: Any, **options: Any) -> Any:

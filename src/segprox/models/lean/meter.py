@@ -1,9 +1,18 @@
 """What a forward holds."""
 
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 
 from segprox.models.segmenter import Segmenter
+
+WHOLE = ""  # the network, among the names of its parts
+Storages = dict[int, UntypedStorage]  # by address; kept, so that none is used twice
 
 
 def held_bytes(model: Segmenter, images: Tensor) -> int:
@@ -11,14 +20,42 @@ def held_bytes(model: Segmenter, images: Tensor) -> int:
 
     On the meta device nothing is computed, so this tells what would be held for images of any size.
     """
+    return bytes_of(storages(model, images)[1][WHOLE])
+
+
+def storages(
+    model: Segmenter, images: Tensor, blocks: Mapping[str, nn.Module] = {}
+) -> tuple[dict[str, Storages], dict[str, Storages]]:
+    """The storages of the tensors that each block is fed, and of those that are held within it and in the whole."""
     own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
-    held: dict[int, UntypedStorage] = {}  # kept, so that no address is used twice
+    fed: dict[str, Storages] = defaultdict(dict)
+    held: dict[str, Storages] = defaultdict(dict)
+    running = [WHOLE]
+
+    def enter(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        running.append(name)
+        for value in (*args, *options.values()):
+            if isinstance(value, Tensor):
+                fed[name][value.untyped_storage()._cdata] = value.untyped_storage()
+
+    def leave(*_: Any) -> None:
+        running.pop()
 
     def pack(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        held[storage._cdata] = storage
+        for name in running if storage._cdata not in own else ():
+            held[name][storage._cdata] = storage
         return value
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+    with ExitStack() as stack, torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        for name, block in blocks.items():
+            entered = block.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
+            for handle in (entered, block.register_forward_hook(leave)):
+                stack.callback(handle.remove)
         model.logits(images.detach().requires_grad_())
-    return sum(storage.nbytes() for address, storage in held.items() if address not in own)
+    return fed, held
+
+
+def bytes_of(storages: Storages) -> int:
+    """How large they are together."""
+    return sum(storage.nbytes() for storage in storages.values())

@@ -93,15 +93,9 @@ def _prelu(input: Tensor, weight: Tensor) -> Any:
 
 
 def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
     if training or running_mean is None or running_var is None or not _differentiates(input, weight, bias):
         return NotImplemented
     scale = (running_var + eps).rsqrt_()
@@ -113,26 +107,16 @@ def _batch_norm(
 
 
 def _instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
     """With the statistics of training it is a batch norm; with those of the image nothing can be saved."""
     return _batch_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Any:  # fmt: skip
     """It has to keep its input, unless that is the result of another one, as at the beginning of transformers' stages.
 
     Results say how they are made, for the next one to see; not after a change in place.
@@ -170,14 +154,9 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, tr
 
 
 def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1,
-) -> Any:
+) -> Any:  # fmt: skip
     if isinstance(padding, str):
         around = [d * (k - 1) * (padding == "same") for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
         if any(total % 2 for total in around):  # one side would get more
@@ -187,15 +166,9 @@ def _conv2d(
 
 
 def _conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+) -> Any:  # fmt: skip
     return _convolution(
         input, weight, bias, groups, True,
         stride=stride, padding=padding, output_padding=output_padding, dilation=dilation,

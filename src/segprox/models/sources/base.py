@@ -1,15 +1,14 @@
 """What a source of models hands over."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from segprox.errors import SegproxError, told
+from segprox.errors import SegproxError
 from segprox.models.checkpoint import Checkpoint, load_weights, read_checkpoint
 from segprox.models.options import ModelOptions
 
@@ -24,17 +23,6 @@ class Network:
     module: nn.Module
     preprocessing: dict[str, Any] = field(default_factory=dict)
     class_names: Sequence[str] = ()
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn what a library or a user's own code raises into one sentence."""
-    try:
-        yield
-    except SegproxError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a library or a file of the user may do
-        raise SegproxError(f"{what}: {told(error)}") from error
 
 
 def load_checkpoint(module: nn.Module, options: ModelOptions, what: str, *, optional: Sequence[str] = ()) -> Checkpoint:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, load_checkpoint
 from segprox.optional import require
 from segprox.text import is_folder
 

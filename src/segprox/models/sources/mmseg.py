@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import Network, explained, load_checkpoint, published
+from segprox.models.sources.base import Network, load_checkpoint, published
 from segprox.optional import require
 
 URL = "https://download.openmmlab.com/mmsegmentation/v0.5"
@@ -22,49 +22,42 @@ class Preset(NamedTuple):
 
     config: str
     checkpoint: str
-    folder: str  # below which, and a folder of the checkpoint's own, the file is published
 
     @property
     def url(self) -> str:
-        """Where the weights are published."""
-        return f"{URL}/{self.folder}/{self.checkpoint.rsplit('_', 2)[0]}/{self.checkpoint}"
+        """Where the weights are published: below a folder of their kind and one of their own."""
+        folder = "hrnet" if "_hr" in self.checkpoint else self.checkpoint.partition("_")[0]
+        return f"{URL}/{folder}/{self.checkpoint.rsplit('_', 2)[0]}/{self.checkpoint}"
 
 
 PRESETS = {
     "deeplabv3plus-r50-voc": Preset(
         "deeplabv3plus_r50-d8_4xb4-40k_voc12aug-512x512",
         "deeplabv3plus_r50-d8_512x512_40k_voc12aug_20200613_161759-e1b43aa9.pth",
-        "deeplabv3plus",
     ),
     "deeplabv3plus-r101-voc": Preset(
         "deeplabv3plus_r101-d8_4xb4-40k_voc12aug-512x512",
         "deeplabv3plus_r101-d8_512x512_40k_voc12aug_20200613_205333-faf03387.pth",
-        "deeplabv3plus",
     ),
     "fcn-hrnetv2-w48-voc": Preset(
         "fcn_hr48_4xb4-40k_voc12aug-512x512",
         "fcn_hr48_512x512_40k_voc12aug_20200613_222111-1b0f18bc.pth",
-        "hrnet",
     ),
     "fcn-hrnetv2-w48-cityscapes": Preset(
         "fcn_hr48_4xb2-160k_cityscapes-512x1024",
         "fcn_hr48_512x1024_160k_cityscapes_20200602_190946-59b7973e.pth",
-        "hrnet",
     ),
     "deeplabv3plus-r50b-cityscapes": Preset(
         "deeplabv3plus_r50b-d8_4xb2-80k_cityscapes-512x1024",
         "deeplabv3plus_r50b-d8_512x1024_80k_cityscapes_20201225_213645-a97e4e43.pth",
-        "deeplabv3plus",
     ),
     "segformer-mit-b0-cityscapes": Preset(
         "segformer_mit-b0_8xb1-160k_cityscapes-1024x1024",
         "segformer_mit-b0_8x1_1024x1024_160k_cityscapes_20211208_101857-e7f88502.pth",
-        "segformer",
     ),
     "segformer-mit-b3-cityscapes": Preset(
         "segformer_mit-b3_8xb1-160k_cityscapes-1024x1024",
         "segformer_mit-b3_8x1_1024x1024_160k_cityscapes_20211206_224823-a8f8a177.pth",
-        "segformer",
     ),
 }
 

@@ -8,10 +8,10 @@ from types import ModuleType
 
 from torch import nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
 from segprox.models.segmenter import Segmenter
-from segprox.models.sources.base import Network, explained, load_checkpoint
+from segprox.models.sources.base import Network, load_checkpoint
 
 
 def build(identifier: str, options: ModelOptions) -> Network | Segmenter:

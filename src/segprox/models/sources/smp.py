@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, load_checkpoint
 from segprox.optional import require
 
 STRIDE = 32  # its encoders refuse sides that are not multiples of this

@@ -1,7 +1,8 @@
 """Segmentation models of torchvision: `torchvision:deeplabv3_resnet50?checkpoint=FILE`."""
 
+from segprox.errors import explained
 from segprox.models.options import ModelOptions
-from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, explained, load_checkpoint
+from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, load_checkpoint
 from segprox.optional import require
 
 VOC_CLASSES = 21  # of the weights that torchvision publishes
