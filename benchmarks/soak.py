@@ -1,13 +1,15 @@
 """Kill evaluations at random moments, go on, and compare the records with those of one that nobody killed.
 
-    python benchmarks/soak.py --kills 200 --engines local,processes
+    python benchmarks/soak.py --kills 200 --engines local,processes,ray
     python benchmarks/soak.py --kills 10 --engines ray
 
 Each round starts `segprox evaluate`, kills something at a random moment with a random signal (`SIGKILL`, `SIGTERM` or
 `SIGINT`), and repeats until so many kills of the round have hit; then the command runs undisturbed. The victim is the
-process itself or one of its workers, and the moment is somewhere between its start and its end, or when a file of the
-kind that is being waited for appears: a lock (start), a record (append), a report's files (report). Printed is how many
-rounds ended with the same records as the run that was not disturbed, and with the same report.
+process itself or, two times in three where there are some, its workers: processes, or actors of Ray. An evaluation
+survives the deaths of its workers, so several of them are killed in one. The moment is somewhere between the start and
+the end, or when what is waited for appears: a lock or a worker (start), a first record and some time (attack), a
+record (append), a file that is being written (files), a report's files (report). Printed is how many rounds ended with
+the same records as the run that was not disturbed, and with the same report.
 """
 
 import argparse
@@ -21,11 +23,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from segprox.run.record import same
 from segprox.run.store import Store, stores
+from segprox.run.worker import ATTEMPTS
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENGINES = {
@@ -33,7 +37,9 @@ ENGINES = {
     "processes": ["--workers", "2"],
     "ray": ["--engine", "ray", "--workers", "2"],
 }
+WITH_WORKERS = ("processes", "ray")
 IMAGES = 12
+Moments = dict[str, Callable[[], Callable[[], bool]]]  # by name what makes a test of whether a moment has come
 
 
 def evaluate(engine: str, out: Path) -> list[str]:
@@ -70,6 +76,11 @@ def is_worker(pid: int) -> bool:
     return b"spawn_main" in command or b"_Actor" in command
 
 
+def workers(pid: int) -> list[int]:
+    """The processes that attack images for a process."""
+    return [child for child in children(pid) if is_worker(child)]
+
+
 class Soak:
     """Rounds of kills, and what came of them."""
 
@@ -86,31 +97,38 @@ class Soak:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return time.monotonic() - start
 
-    def disturbed(self, command: list[str], what: str, seconds: float, moments: dict[str, Callable[[], bool]]) -> None:
-        """Run a command and kill it, or a worker of it, at a random moment."""
+    def disturbed(self, command: list[str], what: str, seconds: float, moments: Moments) -> None:
+        """Run a command and kill it, or some of its workers, at random moments."""
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        moment = self.chance.choice(["any", *moments])
-        until = time.monotonic() + (self.chance.uniform(0, seconds) if moment == "any" else 600)
-        while process.poll() is None and time.monotonic() < until and not moments.get(moment, bool)():
-            time.sleep(0.001)
-        workers = [pid for pid in children(process.pid) if is_worker(pid)]
-        victim = self.chance.choice([process.pid, *workers[:1]])
-        how = self.chance.choice(SIGNALS)
-        if process.poll() is None:
-            try:
-                os.kill(victim, how)
-            except ProcessLookupError:
-                pass
-            else:
-                self.kills[f"{what}, {moment}, {'worker' if victim != process.pid else 'parent'}, {how.name}"] += 1
+        of_workers = what in WITH_WORKERS and self.chance.random() < 2 / 3
         try:
+            # One kill fewer than those after which an image counts as the one that kills workers.
+            for _ in range(ATTEMPTS - 1 if of_workers else 1):
+                self._strike(process, what, seconds, moments, of_workers)
             process.wait(600)
         finally:  # nothing may be left that writes
             for pid in [process.pid, *children(process.pid)]:
                 if process.poll() is None:
                     os.kill(pid, signal.SIGKILL)
+
+    def _strike(
+        self, process: subprocess.Popen[bytes], what: str, seconds: float, moments: Moments, of_workers: bool
+    ) -> None:
+        moment = self.chance.choice(["any", *moments])
+        until = time.monotonic() + (self.chance.uniform(0, seconds) if moment == "any" else 600)
+        arrived = moments[moment]() if moment in moments else bool
+        victims: list[int] = []
+        while process.poll() is None and not victims:
+            if time.monotonic() >= until or arrived():
+                victims = workers(process.pid) if of_workers else [process.pid]
+            time.sleep(0.001)
+        how = self.chance.choice(SIGNALS)
+        if victims:
+            with suppress(ProcessLookupError):
+                os.kill(self.chance.choice(victims), how)
+                self.kills[f"{what}, {moment}, {'worker' if of_workers else 'parent'}, {how.name}"] += 1
 
     def round(self, engine: str, kills: int, expected: Path) -> tuple[bool, bool]:
         """Whether records, and reports, are equal after so many kills."""
@@ -121,19 +139,28 @@ class Soak:
         def lines() -> int:
             return sum(path.read_bytes().count(b"\n") for path in runs.glob("*/records.jsonl"))
 
+        def start() -> Callable[[], bool]:
+            return lambda: any(runs.glob("*/lock.owner"))
+
+        def append() -> Callable[[], bool]:
+            wanted = lines() + self.chance.randint(1, 2)
+            return lambda: lines() >= wanted
+
+        def attack() -> Callable[[], bool]:
+            appended, delay = append(), self.chance.uniform(0, 0.5)
+            return lambda: appended() and not time.sleep(delay)
+
+        def files() -> Callable[[], bool]:
+            return lambda: any(runs.glob("*/*/.*.tmp"))
+
+        moments: Moments = {"start": start, "append": append, "attack": attack, "files": files}
         for _ in range(kills):
             if lines() == IMAGES:  # nothing is left to be killed at
                 break
-            wanted = lines() + self.chance.randint(1, 2)
-            moments: dict[str, Callable[[], bool]] = {
-                "start": lambda: any(runs.glob("*/lock.owner")),
-                "append": lambda wanted=wanted: lines() >= wanted,  # type: ignore[misc]
-                "files": lambda: any(runs.glob("*/*/.*.tmp")),
-            }
             self.disturbed(evaluate(engine, runs), engine, self.seconds[engine], moments)
         self.undisturbed(evaluate(engine, runs))
         command = report(runs, written)
-        self.disturbed(command, "report", self.seconds["report"], {"writing": lambda: any(written.glob("*/*"))})
+        self.disturbed(command, "report", self.seconds["report"], {"writing": lambda: lambda: any(written.glob("*/*"))})
         present = {path.name for path in written.glob("*") if not path.name.startswith(".")}
         whole = present in (set(), {path.name for path in (expected / "report").glob("*")})
         self.undisturbed(command)
@@ -162,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="of evaluations, shared by the engines")
     parser.add_argument("--per-round", type=int, default=4, help="kills after each of which the run goes on")
-    parser.add_argument("--engines", default="local,processes")
+    parser.add_argument("--engines", default="local,processes,ray")
     parser.add_argument("--minutes", type=float, default=600, help="after which no new round begins")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -13,7 +13,11 @@ from segprox.report.groups import group_runs
 from segprox.report.page import write_page
 from segprox.report.results import load_runs
 from segprox.run import columns
-from segprox.run.record import ImageError
+from segprox.run.engines import Local
+from segprox.run.evaluate import Evaluation
+from segprox.run.execution import Execution
+from segprox.run.plan import AttackEntry, Run, Settings
+from segprox.run.record import ImageError, from_line, to_line
 from segprox.run.store import RECORDS, Store
 from segprox.trace import Improvement
 from tests.records import make_record, make_run, make_store
@@ -111,3 +115,28 @@ def test_a_run_of_errors_only(tmp_path, indexed):
     for _ in range(2):
         (run,) = load_runs([folder])
         assert (len(run.records), run.errors) == (0, (error,))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_run_that_ends_has_its_index_and_one_that_was_stopped_has_none(tmp_path, indexed, batch):
+    attack = AttackEntry(name="fmn", set={"steps": 1})
+    runs = [Run(model="demo-standard", dataset="demo", attack=attack, settings=Settings(limit=n)) for n in (3, 4)]
+    first, second = (tmp_path / run.folder for run in runs)
+    assert first == second  # the limit does not make another run
+    evaluation = Evaluation(runs[:1], tmp_path, Execution(batch=batch))
+    stopped = evaluation.go(Local())
+    next(stopped)
+    stopped.close()
+    assert not (first / columns.INDEX).exists()
+    assert len(list(evaluation.go(Local()))) == 3 - 1
+    made = (first / columns.INDEX).read_bytes()
+    assert load_runs([first])[0].columns["image"].tolist() == ["scene-0000", "scene-0001", "scene-0002"]
+    assert not list(evaluation.go(Local()))
+    assert (first / columns.INDEX).read_bytes() == made  # it is of just these lines
+    list(Evaluation(runs[1:], tmp_path, Execution(batch=batch)).go(Local()))
+    assert (first / columns.INDEX).read_bytes() != made
+
+
+def test_a_name_of_bytes_that_are_no_text_is_read_back():
+    record = make_record("scan-\udcff", 0.03)  # as Linux names a file whose name is not UTF-8
+    assert from_line(to_line(record)) == record

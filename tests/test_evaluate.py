@@ -227,6 +227,21 @@ def test_a_changed_image_is_done_again(tmp_path, folder, batch_sizes):
     assert only(out).latest()["1"] == record
 
 
+def test_a_label_that_the_model_has_no_class_for_is_an_error_of_its_image(tmp_path, folder):
+    labels = np.array(Image.open(folder / "labels/1.png"))
+    labels[0, 0] = 8
+    Image.fromarray(labels).save(folder / "labels/1.png")
+    run = a_run(dataset=f"folder:{folder}")
+    Evaluation([run], tmp_path / "out").validate()
+    done(tmp_path / "out", run)
+    latest = only(tmp_path / "out").latest()
+    assert [isinstance(latest[name], Record) for name in "012"] == [True, False, True]
+    assert latest["1"].reason.startswith("label 8 is not one of the model's 8 classes (0 to 7)")
+    done(tmp_path / "part", a_run(dataset=f"folder:{folder}", limit=1))
+    assert same(only(tmp_path / "part").latest()["0"], latest["0"])  # whatever the others' labels are
+    assert only(tmp_path / "out").header["classes"] == []
+
+
 def test_errors_are_tried_again_when_asked_to(tmp_path, monkeypatch, batch_sizes):
     run = a_run(limit=3)
     with monkeypatch.context() as patch:

@@ -12,10 +12,10 @@ from PIL import Image
 
 from segprox import Problem, Sample, SegproxError, load_dataset
 from segprox.cli import main
-from segprox.data import make_target
+from segprox.data import make_goal, make_target
 from segprox.data.base import VOID_COLOUR, colours
 from segprox.data.nearest import fill_nearest
-from segprox.data.targets import box_sum, majority, permutation, shares, smooth
+from segprox.data.targets import box_sum, majority, permutation, shares, smooth, write_map
 
 
 class Maps:
@@ -362,3 +362,20 @@ def test_an_audit_of_images_without_labels(segprox, tmp_path):
     code, output, _ = segprox("audit", "--dataset", f"images:{tmp_path}", *arguments, "--out", tmp_path / "out")
     assert code == 0
     assert "0 of 1 images withstood both attacks" in output
+
+
+def test_targets_of_a_folder_that_does_not_say_what_its_classes_are(tmp_path):
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    for i, values in enumerate([[1, 5, 255], [1, 6, 255], [2, 6, 255]]):
+        Image.fromarray(np.zeros((1, 3, 3), dtype=np.uint8)).save(tmp_path / f"images/{i}.png")
+        Image.fromarray(np.array([values], dtype=np.uint8)).save(tmp_path / f"labels/{i}.png")
+    data = load_dataset(f"folder:{tmp_path}")
+    known = load_dataset(f"folder:{tmp_path}?classes=7")
+    for text in ("majority", "smooth", "erase:5", "3", "untargeted?only=5"):
+        one, other = make_goal(text, data)(data[0]), make_goal(text, known)(known[0])
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(one, other)), text
+    coloured = write_map(data[1].label, data, tmp_path / "map.png")
+    assert make_target(f"png:{coloured}", data)(data[0]).tolist() == [[1, 6, 255]]
+    with pytest.raises(SegproxError, match="permute needs a dataset that says what its classes are; give .*classes=N"):
+        make_target("permute:0", data)

@@ -32,7 +32,7 @@ def check(
     segmenter, data = load_model(model), load_dataset(dataset)
     samples = [data[i] for i in range(min(limit, len(data)))]
     with out.status(f"checking {model}"):
-        checks = check_model(segmenter, samples, ignore=data.ignore, num_classes=len(data.classes))
+        checks = check_model(segmenter, samples, ignore=data.ignore, num_classes=len(data.classes) or None)
     out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
     red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
     if red:

@@ -1,17 +1,15 @@
-"""Classes of datasets that have no fixed ones: from a small file, from options, or from the labels themselves."""
+"""Classes of datasets that have no fixed ones: from a small file, from options, or left to the model."""
 
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from segprox.data.base import MOST_CLASSES, OPTIONS, VOID, Colour, colours
-from segprox.data.files import read_coded, read_index
+from segprox.data.files import read_coded
 from segprox.data.listing import Entry, PictureDataset, PictureSource
 from segprox.errors import SegproxError
 from segprox.naming import checked
@@ -73,21 +71,24 @@ class OpenClassSource(PictureSource):
     ] = None
 
     def pictures(self, entries: tuple[Entry, ...]) -> PictureDataset:
-        """The dataset of these entries; without any word on classes their labels are read for the largest one."""
+        """The dataset of these entries; without any word on classes these are left to the model, at most 255.
+
+        The labels could tell, but only if all of them were read: some of them would tell something else.
+        """
         said = _class_file(self.root / FILE)
         first = int(said.reduce_labels if self.reduce_labels is None else self.reduce_labels)
         ignore = said.ignore if self.ignore is None else self.ignore
         names = self.classes or _in_order(said.classes, first, self.root / FILE)
-        if not names:
-            names = plain_names(_largest(entries, {VOID} if ignore is None else set(ignore)) + 1 - first)
+        names = names or plain_names(len(said.palette or ()))
         if said.palette is not None and len(said.palette) != len(names):
             raise SegproxError(
                 f"palette of {self.root / FILE} has {len(said.palette)} colours for {len(names)} classes"
             )
         palette: tuple[Colour, ...] = said.palette or colours(len(names))
-        void = VOID if len(names) <= VOID else -1  # beyond, 255 is a class
+        count = len(names) or VOID
+        void = VOID if count <= VOID else -1  # beyond, 255 is a class
         ignored = (void,) if ignore is None else ignore
-        meaning = {**{k + first: k for k in range(len(names))}, **dict.fromkeys(ignored, void)}
+        meaning = {**{k + first: k for k in range(count)}, **dict.fromkeys(ignored, void)}
         if first:
             meaning[0] = void
         return PictureDataset(entries, names, palette, partial(read_coded, meaning=meaning), self.size, (void,))
@@ -110,15 +111,3 @@ def _in_order(said: tuple[str, ...] | dict[int, str], first: int, path: Path) ->
     if numbers != list(range(first, first + len(numbers))):
         raise SegproxError(f"classes of {path} must be numbered from {first} without gaps, but are {numbers}")
     return tuple(said[number] for number in numbers)
-
-
-def _largest(entries: Iterable[Entry], ignored: set[int]) -> int:
-    values: set[int] = set()
-    for entry in entries:
-        assert entry.label is not None
-        values |= set(np.unique(read_index(entry.label)).tolist()) - ignored
-    if not values:
-        raise SegproxError(
-            "no pixel of this dataset has a label that counts; say how many classes there are, classes=N"
-        )
-    return max(values)

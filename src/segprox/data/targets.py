@@ -107,7 +107,10 @@ def majority(dataset: Dataset) -> Tensor:
                 f"{_size(label)}; give the dataset a size such as size=1024x512"
             )
         counted = ~is_any(label, dataset.ignore)
-        counts.scatter_add_(0, torch.where(counted, label, 0)[None], counted[None].int())
+        seen = torch.where(counted, label, 0)
+        if (more := int(seen.max()) + 1 - len(counts)) > 0:  # the dataset does not say what its classes are
+            counts = functional.pad(counts, (0, 0, 0, 0, 0, more))
+        counts.scatter_add_(0, seen[None], counted[None].int())
     most, label = counts.max(0)
     return _filled(label, most > 0, "the dataset")
 
@@ -155,7 +158,9 @@ def erase(sample: Sample, erased: int, ignore: Sequence[int] = (VOID,)) -> Tenso
 def permutation(text: str, count: int) -> list[int]:
     """What each class becomes: given in full as `1,2,0`, or drawn by a seed such that no class stays what it is."""
     if count == 0:
-        raise SegproxError("permute needs a dataset that knows its classes, which a folder of images does not")
+        raise SegproxError(
+            "permute needs a dataset that says what its classes are; give a folder with labels classes=N"
+        )
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -182,7 +187,7 @@ def read_map(path: Path, dataset: Dataset) -> Tensor:
     """A label map `[H, W]` from a picture: class numbers, or the colours of the dataset's classes."""
     count, void = len(dataset.classes), dataset.ignore[0]
     if is_coloured(path):
-        palette = _codes(dataset.palette)
+        palette = _codes(dataset.palette or colours(VOID))
         labels: Labels = recode(read_colours(path), {colour_code(VOID_COLOUR): void, **palette}, path, coloured=True)
     else:
         labels = read_coded(path, {VOID: void, **{k: k for k in range(count or VOID)}})

@@ -4,11 +4,12 @@ The lines are the truth. An index names the bytes that it was made from: one of 
 damaged, is made again; where it cannot be written, or a run is small, the lines are read as they are.
 """
 
+import gc
 import hashlib
 import os
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, overload
@@ -98,8 +99,9 @@ def read_latest(store: Store) -> Latest:
     state.update(path.read_bytes())
     columns = _load(store, made_of := state.hexdigest())
     if columns is None:
-        found = Latest.of(store.latest())
-        columns = columns_of(found.records)
+        with _uncollected():
+            found = Latest.of(store.latest())
+            columns = columns_of(found.records)
         columns["errors"] = np.array([to_line(error) for error in found.errors], dtype=np.str_)
         _save(store, columns, made_of)
     errors = tuple(from_line(line) for line in columns["errors"].tolist())
@@ -107,6 +109,18 @@ def read_latest(store: Store) -> Latest:
         IndexedRecords(columns, lambda: Latest.of(store.latest()).records),
         tuple(error for error in errors if isinstance(error, ImageError)),
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking at all records again and again while they are made: half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _load(store: Store, made_of: str) -> Columns | None:

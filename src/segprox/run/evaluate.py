@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import torch
 
 from segprox.errors import SegproxError
 from segprox.run.check import check_model
+from segprox.run.columns import read_latest
 from segprox.run.engines import Engine
 from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run, check_runs
@@ -101,14 +103,23 @@ class Evaluation:
             tasks = [task for status in statuses.values() for task in self._tasks(status)]
             started: set[str] = set()
             needless: list[Task] = []
+            left: Counter[str] = Counter()  # images of each run that are still to come
+
+            def ended(task: Task) -> None:
+                left[task.run.folder] -= len(task.indices)
+                if not left[task.run.folder]:
+                    read_latest(statuses[task.run.folder].store)  # which makes the index of a large run
 
             def wanted(task: Task) -> bool:
                 if statuses[task.run.folder].needs(task):
                     return True
                 needless.append(task)
+                ended(task)
                 return False
 
             while tasks:
+                for task in tasks:
+                    left[task.run.folder] += len(task.indices)
                 for task, results in engine(tasks, wanted):
                     status = statuses[task.run.folder]
                     if task.run.folder not in started:
@@ -119,6 +130,7 @@ class Evaluation:
                             status.store.append(record, files)
                             status.records[name] = record
                             yield status, record
+                    ended(task)
                 tasks = [task for task in needless if statuses[task.run.folder].needs(task)]
                 needless.clear()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -106,7 +106,10 @@ def to_line(record: Record | ImageError) -> str:
 
 def from_line(line: str | bytes) -> Record | ImageError:
     """What `to_line` wrote; a ValueError if it is anything else."""
-    return _LINES.validate_python(json.loads(line))
+    try:
+        return _LINES.validate_json(line)  # in half the time of the other way
+    except ValidationError:  # or a name of bytes that are no text, which only the other way reads
+        return _LINES.validate_python(json.loads(line))
 
 
 def same(first: Record | ImageError, second: Record | ImageError) -> bool:
