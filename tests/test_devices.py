@@ -285,6 +285,7 @@ def test_the_benchmark_of_launches(capsys, monkeypatch):
     assert "K=4 B=2" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("name", ["palma", "alma-prox"])
 def test_compiled_pieces_compute_the_same(name):
     """With torch.compile on the CPU: the whole of each piece, no fallback."""
