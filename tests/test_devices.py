@@ -13,6 +13,7 @@ from torch import nn
 
 import segprox
 from segprox.devices import without_tf32
+from segprox.fusion import fusing
 from segprox.losses import dlr_plus, margin, soft_margin
 from segprox.losses import strips as strips_module
 from segprox.norms import project
@@ -286,6 +287,15 @@ def test_the_benchmark_of_launches(capsys, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
+def test_compiled_threshold():
+    size, weight = torch.rand(2, 500), torch.rand(2, 500) + 0.1
+    reach, total = size + torch.rand(2, 500), torch.tensor([3.0, 30.0])
+    with fusing(True):
+        fused = threshold(size, reach, weight, total)
+    torch.testing.assert_close(fused, threshold(size, reach, weight, total), rtol=1e-6, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ["palma", "alma-prox"])
 def test_compiled_pieces_compute_the_same(name):
     """With torch.compile on the CPU: the whole of each piece, no fallback."""

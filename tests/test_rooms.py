@@ -18,7 +18,7 @@ ALLOWED = {
     "text": {"errors"},
     "devices": set(),
     "fusion": set(),
-    "shrinkage": {"devices"},
+    "shrinkage": {"devices", "fusion"},
     "norms": {"shrinkage"},
     "counts": {"errors"},
     "sizes": set(),

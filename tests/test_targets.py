@@ -377,5 +377,5 @@ def test_targets_of_a_folder_that_does_not_say_what_its_classes_are(tmp_path):
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(one, other)), text
     coloured = write_map(data[1].label, data, tmp_path / "map.png")
     assert make_target(f"png:{coloured}", data)(data[0]).tolist() == [[1, 6, 255]]
-    with pytest.raises(SegproxError, match="permute needs a dataset that says what its classes are; give .*classes=N"):
+    with pytest.raises(SegproxError, match=r"permute needs a dataset that says what its classes are; give .*classes=N"):
         make_target("permute:0", data)

@@ -29,13 +29,15 @@ def per_image(reduce: Callable[..., Tensor], batch: Tensor) -> Tensor:
 
 
 def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Replace `batch` `[B, ...]` by an elementwise function of it, each image on its own on CPUs.
+    """An elementwise function of `batch` `[B, ...]`, which is overwritten on CPUs, one image at a time.
 
     Some kernels (sigmoid, softplus) round differently by where in the tensor an element lies, at sizes that do not
     divide evenly, so that an image's values would depend on its place in the batch.
     """
-    for part in batch if batch.device.type == "cpu" else [batch]:
-        part.copy_(function(part))
+    if batch.device.type != "cpu":
+        return function(batch)
+    for image in batch:
+        image.copy_(function(image))
     return batch
 
 

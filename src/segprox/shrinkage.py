@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from segprox.devices import finest, free_bytes
+from segprox.fusion import fusible
 
 CANDIDATES = 16  # values of beta in one pass
 PASSES = {torch.float32: 6, torch.float64: 13}  # 17^-6 is below the precision of float32, 17^-13 that of float64
@@ -65,6 +66,7 @@ def _solve(size: Tensor, reach: Tensor, weight: Tensor | None, total: Tensor) ->
     return torch.clamp(root, low, high).to(size.dtype).squeeze(1)
 
 
+@fusible
 def _sums_above(beta: Tensor, size: Tensor, moment: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sums of w and of w r over the elements above each beta `[B, J]`, `[B, J]` each."""
     above = size.unsqueeze(1) > beta.unsqueeze(2)

@@ -11,6 +11,7 @@ from segprox.attacks.base import FIELDS, MinimalAttack, ProgressReporter, Steps
 from segprox.attacks.lagrangian import ConstraintMask, Masking, RhoRule
 from segprox.attacks.penalty import Derivative, penalty_derivative
 from segprox.attacks.pilot import halfway_radius
+from segprox.fusion import fusible
 from segprox.losses import dlr_plus
 from segprox.prox import prox_linf_box, prox_workspace
 from segprox.tracker import Tracker
@@ -103,7 +104,8 @@ class AlmaProx(MinimalAttack):
                 query.logits, problem.labels, targeted=problem.wanted, tolerance=self.tolerance
             )
             d.nan_to_num_(nan=0.0)
-            w = self._adjust_scale(w, problem.rate(d <= 0) >= problem.threshold)  # lines 5 to 10
+            enough = problem.rate(d <= 0) >= problem.threshold
+            w = _adjust_scale(w, enough, self.scale_rate, self.scale_min)  # lines 5 to 10
             kept = masking(d, t)  # lines 11 and 12
             y = w * d
             mu_hat = penalty_derivative(y, rho.value, mu, self.derivative).mul_(kept)  # line 13
@@ -138,10 +140,12 @@ class AlmaProx(MinimalAttack):
         radius = halfway_radius(tracker, report, PILOT)
         return (radius / STEPS_TO_HALFWAY).clamp(min=PAPER_STEP), self.steps - PILOT
 
-    def _adjust_scale(self, w: Tensor, satisfied: Tensor) -> Tensor:
-        """Lower the constraints' scale w where enough of them are satisfied, raise it elsewhere."""
-        rate = torch.where(satisfied, self.scale_rate, -self.scale_rate).to(w.dtype).view(-1, 1, 1)
-        return (w / (1 + rate)).clamp_(self.scale_min, 1)
+
+@fusible
+def _adjust_scale(w: Tensor, satisfied: Tensor, rate: float, least: float) -> Tensor:
+    """Lower the constraints' scale w where enough of them are satisfied, raise it elsewhere."""
+    change = torch.where(satisfied, rate, -rate).to(w.dtype).view(-1, 1, 1)
+    return (w / (1 + change)).clamp(least, 1)
 
 
 class StepSizes:

@@ -135,14 +135,10 @@ class Palma(MinimalAttack):
             ahead = project(delta - scale(self._steepest(direction), length), ball.radius, self.norm)
             ahead = (x + ahead).clamp_(0, 1).sub_(x)
             trust.predict(penalty, d, g, ahead - delta)
-            over = rounds.over(ball.leaping)
-            start = _choose(rounds.sweeping, tracker.best.images - x, torch.zeros_like(x))  # of the other kind
-            delta = _choose(over, start, ahead)
-            direction = _choose(over, torch.zeros_like(x), direction)
-            swept, ended = rounds.sweeping.view(-1, 1, 1), over.view(-1, 1, 1)
-            rested = torch.where(ended & ~swept, mu, rested)
-            mu = torch.where(ended, torch.where(swept, rested, 1.0), mu)
-            ball.restart(over, rounds.sweeping)
+            over, swept = rounds.over(ball.leaping), rounds.sweeping
+            delta, direction = _next_start(over, swept, x, tracker.best.images, ahead, direction)
+            mu, rested = _next_multipliers(over, swept, mu, rested)
+            ball.restart(over, swept)
             trust.restart(over)
             rounds.restart(over)
         if steps < self.steps:
@@ -211,9 +207,28 @@ def _step_length(longest: float, radius: Tensor, trusted: Tensor, rounds: Rounds
     return torch.where(rounds.sweeping, rounds.anneal(longest, LAST_STEP) * radius, trusted)
 
 
-def _choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`yes` for some of the images (bool `[B]`), `no` for the others, `[B, C, H, W]`."""
-    return torch.where(which.view(-1, 1, 1, 1), yes, no)
+@fusible
+def _next_start(
+    over: Tensor, swept: Tensor, x: Tensor, best: Tensor, ahead: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next perturbation and direction: where a round is over (bool `[B]`), those that another kind begins with.
+
+    A descent that follows a sweep begins at the best point, a sweep at the image.
+    """
+    over, swept = over.view(-1, 1, 1, 1), swept.view(-1, 1, 1, 1)
+    start = torch.where(swept, best - x, 0.0)
+    return torch.where(over, start, ahead), torch.where(over, 0.0, direction)
+
+
+@fusible
+def _next_multipliers(over: Tensor, swept: Tensor, mu: Tensor, rested: Tensor) -> tuple[Tensor, Tensor]:
+    """The next multipliers, and those that the last descent ended with, `[B, H, W]` each.
+
+    A sweep begins with equal ones, a descent with those of the last.
+    """
+    over, swept = over.view(-1, 1, 1), swept.view(-1, 1, 1)
+    rested = torch.where(over & ~swept, mu, rested)
+    return torch.where(over, torch.where(swept, rested, 1.0), mu), rested
 
 
 class Spare:
@@ -229,8 +244,9 @@ class Spare:
         """Take over the points that are better, where a direction has `led` to them (bool `[B]`)."""
         roomier = (query.norm == self.norm) & (query.apsr > self.apsr)
         better = query.success & led & ((query.norm < self.norm) | roomier)
-        self.images = _choose(better, points, self.images)
-        self.direction = _choose(better, direction, self.direction)
+        chosen = better.view(-1, 1, 1, 1)
+        self.images = torch.where(chosen, points, self.images)
+        self.direction = torch.where(chosen, direction, self.direction)
         self.norm, self.apsr = torch.where(better, query.norm, self.norm), torch.where(better, query.apsr, self.apsr)
 
 

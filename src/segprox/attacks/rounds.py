@@ -36,10 +36,12 @@ class Penalty(NamedTuple):
     weights: Tensor  # w, [B, H, W]: multipliers of the constraints that count, 0 for the others
     softness: Tensor  # T, [B, 1, 1]
 
+    @fusible
     def values(self, d: Tensor) -> Tensor:
         """The terms of the sum, `[B, H, W]`."""
         return elementwise_(softplus, d / self.softness).mul_(self.weights).mul_(2 * self.softness)
 
+    @fusible
     def derivative(self, d: Tensor) -> Tensor:
         """With respect to d, `[B, H, W]`: w where a constraint is tight, 2 w far from it, 0 far beyond it."""
         return elementwise_(torch.sigmoid, d / self.softness).mul_(self.weights).mul_(2)
