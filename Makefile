@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
-EXTRAS := dev,hf,mmseg,smp,torchvision,datasets,ray
+WRITABLE := $(VENV)/.writable
+EXTRAS := dev,geo,hf,mmseg,onnx,smp,torchvision,datasets,ray
 
-.PHONY: demo test browser format clean
+.PHONY: demo test docs package browser format clean
 
 demo: $(READY)
 	$(BIN)/segprox demo
@@ -17,6 +18,21 @@ test: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term
+
+# The site, in site/: any warning is an error. EXECUTE=false leaves notebooks as they are, for drafts.
+docs: $(WRITABLE)
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	$(BIN)/python scripts/check_site.py site
+
+# What would be published, checked, and installed into an environment that has nothing else.
+package: $(TESTABLE)
+	rm -rf dist .venv-package
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd dist && ../.venv-package/bin/segprox demo --images 1 --steps 20
+	rm -rf .venv-package
 
 # Tests of the report page need a browser and are skipped without one; only root on Debian can be helped.
 browser:
@@ -40,5 +56,9 @@ $(TESTABLE): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(TESTABLE)
 
+$(WRITABLE): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $(WRITABLE)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage segprox-demo
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage .venv-package dist segprox-demo site

@@ -50,7 +50,7 @@ TIMM_ENCODERS = ("resnet50", "efficientnet_b0", "mobilenetv3_large_100")
 
 def loaded(name: str, kind: str = "plain") -> Segmenter:
     torch.manual_seed(0)
-    model = load_model(name, **({"checkpoint": "random"} if name.startswith("mmseg:") else {}))
+    model = load_model(name, **({"checkpoint": "random", "window": "whole"} if name.startswith("mmseg:") else {}))
     shake(model)
     if kind != "plain":
         make_lean(model, recompute=kind == "recompute")

@@ -73,7 +73,7 @@ def make_record(generator: np.random.Generator, weight: float) -> Record:
 def make_store(folder: Path, runs: int, records: int, previews: bool) -> None:
     """Runs with as equal shares of the records as can be."""
     generator = np.random.default_rng(0)
-    pictures = [_preview(seed) for seed in range(8)] if previews else []
+    pictures = _previews(folder.parent, 64) if previews else []
     header = {
         "started": "2026-01-01T00:00:00+0000", "classes": [f"class {k}" for k in range(CLASSES)], "palette": [],
         "labels": "true", "norm": "linf", "family": "minimal", "environment": {},
@@ -96,8 +96,17 @@ def make_store(folder: Path, runs: int, records: int, previews: bool) -> None:
                 if pictures:
                     path = store.folder / f"previews/{name}.zip"
                     path.parent.mkdir(exist_ok=True)
-                    path.write_bytes(pictures[j % len(pictures)])
+                    os.link(pictures[j % len(pictures)], path)
             (store.folder / RECORDS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _previews(folder: Path, count: int) -> list[Path]:
+    """Files that records share, since one for each of 185,012 would be 11 GB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{seed}.zip" for seed in range(count)]
+    for seed, path in enumerate(paths):
+        path.write_bytes(_preview(seed))
+    return paths
 
 
 def _preview(seed: int) -> bytes:

@@ -6,10 +6,11 @@
 Each round starts `segprox evaluate`, kills something at a random moment with a random signal (`SIGKILL`, `SIGTERM` or
 `SIGINT`), and repeats until so many kills of the round have hit; then the command runs undisturbed. The victim is the
 process itself or, two times in three where there are some, its workers: processes, or actors of Ray. An evaluation
-survives the deaths of its workers, so several of them are killed in one. The moment is somewhere between the start and
-the end, or when what is waited for appears: a lock or a worker (start), a first record and some time (attack), a
-record (append), a file that is being written (files), a report's files (report). Printed is how many rounds ended with
-the same records as the run that was not disturbed, and with the same report.
+survives the deaths of its workers, so several of them are killed in one, and then most often the process too. The
+moment is somewhere between the start and the end, or when what is waited for appears: a lock or a worker (start), a
+first record and some time (attack), a record (append), a file that is being written (files), a report's files
+(report). Printed is how many rounds ended with the same records as the run that was not disturbed, and with the same
+report.
 """
 
 import argparse
@@ -38,7 +39,7 @@ ENGINES = {
     "ray": ["--engine", "ray", "--workers", "2"],
 }
 WITH_WORKERS = ("processes", "ray")
-IMAGES = 12
+IMAGES = 24
 Moments = dict[str, Callable[[], Callable[[], bool]]]  # by name what makes a test of whether a moment has come
 
 
@@ -105,8 +106,10 @@ class Soak:
         of_workers = what in WITH_WORKERS and self.chance.random() < 2 / 3
         try:
             # One kill fewer than those after which an image counts as the one that kills workers.
-            for _ in range(ATTEMPTS - 1 if of_workers else 1):
-                self._strike(process, what, seconds, moments, of_workers)
+            for _ in range(ATTEMPTS - 1 if of_workers else 0):
+                self._strike(process, what, seconds, moments, True)
+            if not of_workers or self.chance.random() < 0.7:  # else it goes on to its end without them
+                self._strike(process, what, seconds, moments, False)
             process.wait(600)
         finally:  # nothing may be left that writes
             for pid in [process.pid, *children(process.pid)]:
@@ -188,7 +191,7 @@ def main() -> None:
     """Soak each engine, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="of evaluations, shared by the engines")
-    parser.add_argument("--per-round", type=int, default=4, help="kills after each of which the run goes on")
+    parser.add_argument("--per-round", type=int, default=8, help="evaluations that are killed before one is not")
     parser.add_argument("--engines", default="local,processes,ray")
     parser.add_argument("--minutes", type=float, default=600, help="after which no new round begins")
     parser.add_argument("--seed", type=int, default=0)

@@ -32,6 +32,10 @@ WITH_HOST_SCALARS = {  # operations that take a tensor of the host with a single
     "logical_or", "index_put",
 }  # fmt: skip
 AUTOCAST = {torch.nn.functional.conv2d, torch.nn.functional.conv_transpose2d, torch.nn.functional.linear, torch.matmul}
+NOT_DETERMINISTIC = {  # what torch refuses on CUDA where deterministic algorithms are asked for
+    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
+    "reflection_pad2d_backward": "reflection_pad2d_backward_cuda", "cumsum": "cumsum_cuda_kernel",
+}  # fmt: skip
 FROM_DATA = {torch.tensor, torch.as_tensor, torch.Tensor.new_tensor}
 
 
@@ -81,6 +85,14 @@ class PretendTensor(torch.Tensor):
     def data(self, value):
         torch.Tensor.data.__set__(self, value)
         self.held = value.held
+
+
+def _pinned(values):
+    """A copy of a tensor of the host in memory from which a device copies by itself; a pinned one itself."""
+    if not getattr(values, "pinned", False):
+        values = values.clone()
+        values.pinned = True
+    return values
 
 
 def _caller(package="/segprox/"):
@@ -168,8 +180,12 @@ class PretendDevice(TorchDispatchMode):
         if self.kind == "cuda":
             for name, value in self._cuda().items():
                 self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
+            self._stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
         else:
             self._stack.enter_context(mock.patch.object(torch.backends.mps, "is_available", return_value=True))
+            for name, value in (("recommended_max_memory", 1 << 34), ("driver_allocated_memory", 0)):
+                self._stack.enter_context(mock.patch.object(torch.mps, name, return_value=value))
+            self._stack.enter_context(mock.patch.object(torch.mps, "synchronize", self._synchronize))
         self._stack.enter_context(mock.patch("segprox.fusion.compiled", self._fused))
         future = torch.__future__  # a module's parameters are replaced when it moves: wrappers have no data to swap
         before = future.get_overwrite_module_params_on_conversion()
@@ -241,6 +257,8 @@ class PretendDevice(TorchDispatchMode):
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         mine = [value for value in tensors if isinstance(value, PretendTensor)]
         asked = None if kwargs.get("device") is None else self.inside(kwargs["device"])
+        if func is aten._pin_memory.default:
+            return args[0].clone()  # there is no accelerator to pin it for
         if not mine and (asked is None or asked.type != "meta" or asked.index is None):
             return func(*args, **kwargs)
         if func in COPIES:
@@ -296,6 +314,11 @@ class PretendDevice(TorchDispatchMode):
 
     def _count(self, func):
         name = func.overloadpacket.__name__
+        if name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled() and self.kind == "cuda":
+            raise RuntimeError(
+                f"{NOT_DETERMINISTIC[name]} does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation."
+            )
         if name not in WITHOUT_KERNEL and not func.is_view:
             self.launches[self.scope, name, _caller()] += 1
 
@@ -310,7 +333,10 @@ class PretendDevice(TorchDispatchMode):
             self._count(func)
         else:
             later = kwargs.get("non_blocking") or (changed is not None and True in args[2:])
-            self._wait(f"to {'host' if there.type == 'cpu' else 'device'}{' without waiting' if later else ''}", func)
+            if later and getattr(source, "pinned", False):
+                self._count(func)
+            else:  # from memory that is not pinned torch waits whatever it is asked
+                self._wait(f"to {'host' if there.type == 'cpu' else 'device'}", func)
         held = source.held if isinstance(source, PretendTensor) else source
         if changed is not None:
             (changed.held if isinstance(changed, PretendTensor) else changed).copy_(held)

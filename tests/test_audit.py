@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -80,10 +81,38 @@ def test_every_outcome_of_two_attacks(folder):
     )
     assert audit.rows()[3] == {
         "minimal": "fmn", "fixed": "pgd", "image": "d-fixed-missed", "epsilon": EPSILON, "norm": EPSILON, "apsr": 0.98,
-        "broken_by": ["minimal"], "too_weak": "fixed", "robust": False, "errors": {},
+        "broken_by": ["minimal"], "too_weak": "fixed", "robust": False, "masked": False,
+        "errors": {},
     }  # fmt: skip
     assert audit.rows()[6]["errors"] == {"minimal": "cannot read it", "fixed": "cannot read it"}
     assert len(audit.results) == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "reached", "apsr", "masked"),
+    [
+        ("fixed", 0.5, 0.75, True),  # far more damage within epsilon than along gradients at any size
+        ("fixed", 0.5, 0.69, False),  # more, but a weak attack along gradients would look the same
+        ("fixed", None, 0.75, False),  # gradients broke the image, though beyond epsilon
+        ("minimal", 0.5, 0.75, False),  # the attack along gradients did the damage
+        (None, 0.5, 0.75, False),  # both follow gradients
+    ],
+)
+def test_far_more_damage_without_gradients_is_masking(tmp_path, free, reached, apsr, masked):
+    """Neither breaks the image within epsilon; `reached` is the APSR of a minimal attack that never broke it."""
+    score = Score(linf=0.5, l2=1.0, l1=9.0, apsr=reached or 1.0, success=reached is None)
+    minimal = make_record("a", 0.5, reached is None, found=score, backwards=0 if free == "minimal" else 9)
+    fixed = replace(within("a", False, apsr), backwards=0 if free == "fixed" else 9)
+    make_store(tmp_path, make_run("palma"), [minimal])
+    make_store(tmp_path, make_run("square"), [fixed], FIXED)
+    audit = Audit(segprox.load_results(tmp_path))
+    assert [(finding.robust, finding.masked) for finding in audit.findings] == [(True, masked)]
+    verdict = (
+        "Gradients are masked on a: square, which asks for no gradient, found what palma missed. Unless palma finds it "
+        "with more steps, its figures say little about this model."
+    )
+    ending = verdict if masked else "The attacks agree on all of them."
+    assert audit.sentence == f"1 of 1 images withstood both attacks within 8.0/255. {ending}"
 
 
 def test_the_table_as_text_and_as_html(folder):

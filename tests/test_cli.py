@@ -111,21 +111,21 @@ def test_check_of_a_good_model(segprox):
     code, output, _ = segprox("check", "--model", "demo-standard", "--limit", 1)
     assert code == 0
     assert "demo-standard on 1 image of demo" in output
-    assert output.count("+ green") == 10
+    assert output.count("+ green") == 11
     assert output.rstrip().endswith("Fit to be evaluated.")
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected_code", "mark", "sentence"),
     [
-        (lambda z: z.softmax(1), 1, "x red", "Not fit to be evaluated yet: red in 1 of 10 checks."),
+        (lambda z: z.softmax(1), 1, "x red", "Not fit to be evaluated yet: red in 1 of 11 checks."),
         (lambda z: 100 * z, 0, "! amber", "Fit to be evaluated; first look at what is amber (1)."),
     ],
 )
 def test_check_of_a_spoilt_model(segprox, monkeypatch, spoil, expected_code, mark, sentence):
     model = load_model("demo-standard")
     model.model.head.register_forward_hook(lambda _module, _inputs, logits: spoil(logits))
-    monkeypatch.setattr("segprox.models.load_model", lambda _: model)
+    monkeypatch.setattr("segprox.models.load_model", lambda _, bands: model)
     code, output, _ = segprox("check", "--model", "spoilt", "--limit", 1)
     assert code == expected_code
     assert mark in output

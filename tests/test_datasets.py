@@ -179,7 +179,7 @@ def test_exif_orientation_is_left_alone(tmp_path):
 
 def test_floating_point_images_are_refused(tmp_path):
     save(tmp_path / "a.tif", Image.fromarray(np.full((3, 4), 0.5, dtype=np.float32)))
-    with pytest.raises(SegproxError, match=r"a\.tif holds floating-point values"):
+    with pytest.raises(SegproxError, match=r"a\.tif holds 1 band of float32 from 0.5 to 0.5: declare"):
         load_dataset(f"images:{tmp_path}")[0]
 
 

@@ -249,15 +249,21 @@ def raylet(node):
 
 @needs_ray
 @ray_warns
-@pytest.mark.parametrize("fault", ["an actor is killed", "a raylet is killed", "a node is removed"])
+@pytest.mark.parametrize("fault", ["an actor is killed", "a raylet is killed", "a node is frozen", "a node is removed"])
 def test_records_are_equal_whatever_happens_to_a_cluster(fault, cluster, dangerous, tmp_path):
     run = dangerous(10, 20, 10, 10)
     tasks = [Task(run, (0, 1)), Task(run, (2,)), Task(run, (3,))]
+    gone = []
 
     def act(pid):
         node = next(node for node in cluster.worker_nodes if raylet(node) == int((tmp_path / "parent").read_text()))
         if fault == "an actor is killed":
             kill(pid)
+            return
+        if fault == "a node is frozen":  # as one that swaps, or whose network is gone: nothing of it answers
+            for frozen in (raylet(node), pid):
+                os.kill(frozen, signal.SIGSTOP)
+            gone.append(node)
             return
         if fault == "a raylet is killed":
             kill(raylet(node))
@@ -266,6 +272,9 @@ def test_records_are_equal_whatever_happens_to_a_cluster(fault, cluster, dangero
     watcher = when_it_appears(tmp_path / "pid", act)
     found = outcomes(Ray(2, cluster.address)(tasks))
     watcher.join()
+    for node in gone:
+        kill(raylet(node))
+        cluster.remove_node(node)
     assert_all_same(found, outcomes(Local()(tasks)))  # which nothing interrupts any more
     assert all(isinstance(record, Record) for record in found.values())
     assert len(found) == 4

@@ -532,10 +532,10 @@ def test_every_device_is_checked_and_a_model_read_once(tmp_path, monkeypatch):
     built, build = [], worker.build_model
     monkeypatch.setattr(worker, "build_model", lambda *arguments: built.append(1) or build(*arguments))
     forget_models()
-    Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cpu", "cpu"))).validate()
+    Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cpu", "cpu"), workers=3)).validate()
     assert built == [1]
     with pytest.raises(SegproxError, match="device 'cuda:77' cannot be used"):
-        Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cuda:77"))).validate()
+        Evaluation([a_run()], tmp_path, Execution(devices=("cpu", "cuda:77"), workers=2)).validate()
 
 
 def test_a_first_image_that_cannot_be_used_does_not_stop_a_run(segprox, tmp_path, folder):

@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import re
+import zipfile
 from html.parser import HTMLParser
 
 import pytest
@@ -63,11 +64,14 @@ def test_page(tmp_path):
     assert info.images == 8
     assert not list(tmp_path.glob(".*.tmp"))
     assert [len(run["records"]) for run in elements.data["runs"]] == [4, 4]
-    assert elements.data["runs"][0]["records"][0]["pictures"] == "full"
-    assert set(json.loads(elements.scripts["p-0-0"])) == {
-        "image", "adversarial", "perturbation", "label", "clean", "prediction",
-    }  # fmt: skip
-    assert base64.b64decode(elements.scripts["t-1-3"])[:4] == b"RIFF"
+    assert elements.data["runs"][0]["records"][0]["pictures"]
+    pictures = json.loads(elements.scripts["p-1-3"])
+    assert set(pictures) == {"image", "adversarial", "perturbation", "label", "clean", "prediction"}
+    kind, content = pictures["image"].split(",")
+    assert kind == "data:image/webp;base64"
+    assert base64.b64decode(content)[:4] == b"RIFF"
+    assert info.beside == 0
+    assert not (tmp_path / "pictures").exists()  # the page is one file
     assert "How robust is net?" in text
     assert "2026-03-01" in text
 
@@ -89,16 +93,19 @@ def test_nothing_from_outside(tmp_path):
     assert set(re.findall(r"https?://[^\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
 
 
+def policy(elements):
+    return next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+
+
 def test_policy_names_exactly_our_code(tmp_path):
     two_attacks(tmp_path)
     _, text, elements = page(tmp_path)
-    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
+    assert policy(elements).startswith("default-src 'none'")
+    assert "unsafe" not in policy(elements)
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
     for directive, code in (("style-src", style), ("script-src", elements.scripts["code"])):
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-        assert f"{directive} 'sha256-{digest}'" in policy
+        assert f"{directive} 'sha256-{digest}'" in policy(elements)
 
 
 def test_names_stay_names(tmp_path):
@@ -114,29 +121,58 @@ def test_names_stay_names(tmp_path):
     assert "alert(1)" in text
 
 
-def test_limit(tmp_path):
+def test_more_pictures_than_a_page_should_hold_are_beside_it(tmp_path):
     two_attacks(tmp_path, previews=True)
-    everything = page(tmp_path)[2]
-    sizes = [sum(map(len, json.loads(everything.scripts[f"p-{i}-0"]).values())) for i in (0, 1)]
-    info, text, elements = page(tmp_path, limit=sum(sizes))
-    assert info.images == 2
-    assert {"p-0-0", "p-1-0"} <= set(elements.scripts)  # one of each run, not two of the first
-    assert [record["pictures"] for record in elements.data["runs"][0]["records"]] == ["full", "small", "small", "small"]
-    assert "6 records of 8 have a thumbnail only" in text
-    assert page(tmp_path, limit=0)[0].images == 0
+    whole = page(tmp_path)
+    info, text, elements = page(tmp_path, embedded=1000)
+    assert info.images == whole[0].images == 8
+    assert "base64," not in text
+    assert "from the folder pictures beside this page" in text
+    assert "img-src data: 'self' file:;" in policy(elements)
+    assert "img-src data:;" in policy(whole[2])
+    files = [path for path in (tmp_path / "pictures").rglob("*") if path.is_file()]
+    assert info.beside == sum(path.stat().st_size for path in files)
+    for name in ("p-0-0", "p-1-3"):
+        for part, source in json.loads(elements.scripts[name]).items():
+            embedded = json.loads(whole[2].scripts[name])[part].split(",")[1]
+            assert (tmp_path / source).read_bytes() == base64.b64decode(embedded)
+
+
+def test_of_too_many_records_the_worst_of_each_run_have_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr("segprox.report.pictures.PICTURED", 4)
+    two_attacks(tmp_path, previews=True)
+    info, text, elements = page(tmp_path)
+    assert info.images == 4
+    assert [[record["pictures"] for record in run["records"]] for run in elements.data["runs"]] == [
+        [True, True, False, False]
+    ] * 2
+    assert "Of 8 records with pictures 4 show them, the worst of each run." in text
+
+
+def test_curves_are_of_all_records_where_few_are_listed(tmp_path, monkeypatch):
+    two_attacks(tmp_path)
+    whole = page(tmp_path)[2].data
+    monkeypatch.setattr("segprox.report.page.RECORD_LIMIT", 4)
+    _, text, elements = page(tmp_path)
+    assert "Of 8 records 4 are listed" in text
+    assert [run["curves"] for run in elements.data["runs"]] == [run["curves"] for run in whole["runs"]]
+    ddn = next(run for run in elements.data["runs"] if run["attack"] == "ddn")
+    assert ddn["curves"]["broken"] == [pytest.approx([0, 5.1, 10.2, 15.3]), [1, 0.75, 0.5, 0.25]]
 
 
 def test_unreadable_previews(tmp_path):
-    folder = write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(4)], previews=True)
+    folder = write_run(tmp_path, [scene_record(f"i{k}", 0.01) for k in range(5)], previews=True)
     (folder / "previews/0.zip").unlink()
     (folder / "previews/1.zip").write_bytes(b"not a zip")
     outside = tmp_path / "outside.zip"
     outside.write_bytes((folder / "previews/2.zip").read_bytes())
     (folder / "previews/2.zip").unlink()
     (folder / "previews/2.zip").symlink_to(outside)
+    with zipfile.ZipFile(folder / "previews/4.zip", "w", zipfile.ZIP_DEFLATED) as archive:  # it would fill the memory
+        archive.writestr("image.webp", bytes(10**8))
     info, text, _ = page(tmp_path)
     assert info.images == 1
-    assert "3 previews could not be read" in text
+    assert "4 previews could not be read" in text
 
 
 BARE = {"started": None, "classes": []}

@@ -127,6 +127,35 @@ def column(browser, title):
     return at, [[cell.get_attribute("textContent") for cell in some] for some in cells]
 
 
+def test_sorting_with_infinite_norms(browser, tmp_path):
+    """In l2 an image that was not broken counts as infinite; columns that nothing is known of come last, both ways."""
+    header = HEADER | {"norm": "l2"}
+    broken = {"fmn": 4, "ddn": 1, "pdgd": 0, "alma": 3, "dag-0.001": 0}
+    for attack, count in broken.items():
+        sizes = [0.01 * (k + 1) * (5 - count) for k in range(4)]
+        records = [scene_record(f"i{k}", size, k < count) for k, size in enumerate(sizes)]
+        records = [replace(r, found=replace(r.found, l2=10 * r.norm)) for r in records]
+        write_run(tmp_path, records, attack=attack, header=header)
+    load(browser, write_page(load_runs([tmp_path]), tmp_path / "page.html").path.as_uri())
+
+    def order(title):
+        at, _ = column(browser, title)
+        browser.execute_script("arguments[0].click()", one(browser, f"#results th:nth-child({at}) button"))
+        cells = all_of(browser, f"#results tbody tr:not(.group) > :nth-child({at})")
+        return [cell.get_attribute("data-value") for cell in cells], texts(browser, "#results tbody th[scope=row]")
+
+    values, names = order("Median")
+    assert values[2:] == ["inf"] * 3
+    assert names[:2] == ["fmn", "alma"]
+    values, names = order("Median")
+    assert values[:3] == ["inf"] * 3
+    assert names[3:] == ["alma", "fmn"]
+    for _ in range(2):
+        values, names = order("Unbroken")
+        assert (values[-1], names[-1]) == ("", "fmn")  # nothing was left unbroken
+        assert "" not in values[:-1]
+
+
 def test_sorting(opened):
     at, before = column(opened, "Median")
     assert before == [sorted(some, key=float) for some in before]  # the strongest attack first
@@ -251,6 +280,32 @@ def test_viewer(opened):
     assert one(opened, "#view-run").text == name
 
 
+def test_pictures_beside_the_page_are_loaded_when_looked_at(browser, tmp_path):
+    records = [scene_record(f"scene {k}", 0.002 * (1 + k)) for k in range(40)]
+    write_run(tmp_path, records, previews=True)
+    load(browser, write_page(load_runs([tmp_path]), tmp_path / "page.html", embedded=0).path.as_uri())
+
+    def loaded():
+        events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return {url.split("/pictures/")[1] for url in sent if "/pictures/" in url}
+
+    shown = all_of(browser, ".tile img")
+    assert len(shown) == 2 * 24  # as many tiles as are made at a time
+    assert wait(browser, lambda: all(image.get_property("naturalWidth") == 48 for image in shown))
+    assert len(loaded()) == 2 * 24
+    browser.execute_script("arguments[0].click()", one(browser, ".tile"))
+    parts = all_of(browser, "#view-pictures [data-part]")
+    assert wait(browser, lambda: all(image.get_property("naturalWidth") == 48 for image in parts))
+    assert len(loaded()) <= 6
+    one(browser, "#view-close").click()
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    shutil.rmtree(tmp_path / "pictures")  # someone moved the page alone
+    browser.refresh()
+    assert wait(browser, lambda: len(texts(browser, ".tile .blank")) == 24)
+    assert set(texts(browser, ".tile .blank")) == {"its file is missing"}
+
+
 def test_the_viewer_tells_both_rates_where_pixels_are_protected(opened):
     Select(one(opened, "#by-setting")).select_by_value("plain · scenes · road")
     one(opened, ".tile").send_keys(Keys.ENTER)
@@ -357,7 +412,7 @@ def test_degenerate(case, browser, tmp_path):
     assert one(browser, "#images").is_displayed() == (case == "no pictures")
     if case == "no pictures":
         browser.execute_script("arguments[0].click()", one(browser, ".tile"))
-        assert "No pictures" in one(browser, "#view-note").text
+        assert "no pictures" in one(browser, "#view-note").text
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

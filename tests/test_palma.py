@@ -117,7 +117,7 @@ def test_a_descent_is_over_when_it_has_settled_and_a_sweep_after_its_steps():
             ages.append(rounds.anneal(2.0, 1.0)[1].item())
             assert rounds.over(nobody(2))[1] == (age == lengths)
         rounds.restart(torch.tensor([False, True]))
-        rounds.index[1] += 1
+        rounds.sweeping[1] = True
     assert ages[0] == ages[4] == 2
     assert ages[3] == ages[11] == pytest.approx(1)
     assert ages[:4] == sorted(ages[:4], reverse=True)
@@ -141,7 +141,7 @@ def test_a_descent_goes_on_while_it_leaps_and_is_looked_at_twice_afterwards():
 def test_a_descent_after_a_fruitless_sweep_goes_on_while_anything_is_gained():
     tracker = a_tracker(2)
     rounds = Rounds(tracker, sweep=2)
-    rounds.index += 1
+    rounds.sweeping[:] = True
     rounds.mark = torch.tensor([0.2, 0.3])  # the second image's sweep has gained a third
     for _ in range(2):
         rounds.count()
@@ -167,7 +167,7 @@ def test_the_penalty_has_the_derivative_it_says():
 def test_steps_get_longer_where_they_keep_their_promise_and_shorter_where_they_do_not():
     tracker = a_tracker(5)
     rounds, trust = Rounds(tracker, sweep=4), Trust(tracker, least=0.0)
-    rounds.index[4] = 1  # a sweep has steps of its own
+    rounds.sweeping[4] = True  # a sweep has steps of its own
     penalty = Penalty(torch.ones(5, 1, 1), torch.full((5, 1, 1), 1e-3))
     trust.length = torch.full((5,), 0.1)
     trust.predict(penalty, torch.ones(5, 1, 1), torch.ones(5, 1, 1, 1), torch.full((5, 1, 1, 1), -0.5))
@@ -235,7 +235,7 @@ def test_the_ball_grows_only_where_pixels_would_take_too_long():
 
 def test_steps_that_are_too_short_get_longer_before_the_ball_grows():
     _, ball, rounds = a_ball(2)
-    rounds.index[1] = 1  # a sweep has steps of its own
+    rounds.sweeping[1] = True  # a sweep has steps of its own
     longer = fit(ball, rounds, fake_query([0.5, 0.5], [False, False]), length=0.004)
     assert longer.tolist() == [LONGER, 1]
     assert ball.radius[0] == pytest.approx(0.1)

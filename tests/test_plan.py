@@ -9,7 +9,7 @@ import yaml
 
 from segprox import SegproxError
 from segprox.attacks import PAPER_ATTACKS, AlmaProx, Bisection, Fmn, Pdpgd, make_attack
-from segprox.models import PAPER_MODELS
+from segprox.models import LEFT_OUT_MODELS, PAPER_MODELS
 from segprox.run.execution import Execution
 from segprox.run.plan import AttackEntry, Grid, Run, Settings, Spec, check_runs
 
@@ -186,7 +186,20 @@ def test_the_shipped_paper_has_the_ablation_of_masking():
         assert run.goal == "untargeted"
 
 
-@pytest.mark.parametrize("name", ["example", "paper"])
+def test_the_shipped_beyond_adds_palma_and_the_models_that_the_paper_left_out():
+    paper, beyond = ({run.folder: run for run in shipped(name).runs()} for name in ("paper", "beyond"))
+    assert check_runs(list(beyond.values())) == []
+    assert set(paper) < set(beyond)
+    added = [run for folder, run in beyond.items() if folder not in paper]
+    palma = [run for run in added if run.attack.name == "palma"]
+    assert sorted({run.model for run in palma}) == sorted([*PAPER_MODELS, *LEFT_OUT_MODELS])
+    assert len(palma) == 2 * len({run.model for run in palma})
+    others = [run for run in added if run not in palma]
+    assert {run.model for run in others} == set(LEFT_OUT_MODELS)
+    assert len(others) == 2 * len(LEFT_OUT_MODELS) * len(PAPER_ATTACKS)
+
+
+@pytest.mark.parametrize("name", ["example", "paper", "beyond"])
 def test_shipped_specs_survive_a_round_trip_as_plain_yaml(name):
     text = (resources.files("segprox.run") / "specs" / f"{name}.yaml").read_text()
     assert Spec.read_text(yaml.safe_dump(yaml.safe_load(text))) == shipped(name)
@@ -261,8 +274,8 @@ def test_a_list_of_epsilons_is_a_run_for_each():
         (Execution(), "demo-robust", {}, ("auto", "auto", False)),
         (Execution(), "demo-robust?lean=false", {}, ("auto", False, False)),
         (Execution(), "demo-robust?lean=false", {"lean": "recompute"}, ("auto", "recompute", False)),
-        (Execution(lean=True, devices=("cuda:1", "cuda:2")), "demo-robust?lean=false&device=cpu", {"lean": "recompute"},
-         ("cuda:1", True, False)),
+        (Execution(lean=True, devices=("cuda:1", "cuda:2"), workers=2), "demo-robust?lean=false&device=cpu",
+         {"lean": "recompute"}, ("cuda:1", True, False)),
         (Execution(channels_last=True), "demo-robust", {"device": "cpu"}, ("cpu", "auto", True)),
     ],
 )  # fmt: skip

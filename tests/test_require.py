@@ -7,8 +7,9 @@ import pytest
 
 from segprox import SegproxError
 from segprox.report.evaluation import Results, load_results
-from segprox.report.requirements import load_requirements, read_requirements, wilson
+from segprox.report.requirements import load_requirements, read_requirements
 from segprox.run.record import ClassCounts
+from segprox.sizes import wilson
 from tests.records import make_record, make_run, make_store
 
 WIDTH = 160

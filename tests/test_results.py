@@ -12,7 +12,7 @@ import torch
 import segprox
 from segprox import SegproxError
 from segprox.attacks import Bisection, Fmn, Palma, Pgd
-from segprox.encoding import DECODERS
+from segprox.encoding import decode
 from segprox.report.contents import report_tables
 from segprox.report.curves import epsilon_curve
 from segprox.report.evaluation import Results, load_results
@@ -317,8 +317,8 @@ def test_saved_images_are_what_they_were(attacked, tmp_path):
     files = attacked.save(tmp_path / "new" / "folder")
     assert [file.name for file in files[:2]] == ["000000.safetensors", "000000.png"]
     for i, image in enumerate(attacked.images):
-        assert torch.equal(DECODERS["float"](files[2 * i].read_bytes())[0], image)
-        assert torch.equal(DECODERS["png"](files[2 * i + 1].read_bytes())[0], (image * 255).round() / 255)
+        assert torch.equal(decode("float", files[2 * i].read_bytes()), image)
+        assert torch.equal(decode("png", files[2 * i + 1].read_bytes()), (image * 255).round() / 255)
     assert attacked.save(tmp_path, names=["a", "b", "c"])[0] == tmp_path / "a.safetensors"
 
 

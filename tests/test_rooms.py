@@ -9,29 +9,37 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "segprox"
 NUMERIC = {"devices", "errors", "naming", "norms", "shrinkage", "problem", "losses", "prox"}
-CORE = {*NUMERIC, "fusion", "models", "registry", "encoding", "trace", "best", "result", "tracker"}
+CORE = {
+    *NUMERIC, "bands", "fusion", "models", "registry", "encoding", "trace", "best", "result", "query", "tracker",
+    "draws", "seeding", "sizes", "tally",
+}  # fmt: skip
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
     "naming": {"errors"},
     "optional": {"errors"},
     "text": {"errors"},
-    "devices": set(),
+    "devices": {"errors"},
     "fusion": set(),
     "shrinkage": {"devices", "fusion"},
-    "norms": {"shrinkage"},
+    "norms": {"devices", "shrinkage"},
     "counts": {"errors"},
     "sizes": set(),
-    "encoding": set(),
+    "bands": {"errors"},
+    "encoding": {"bands"},
+    "seeding": set(),
+    "tally": set(),
+    "draws": {"devices", "errors", "models", "naming", "problem", "seeding", "sizes"},
     "losses": {"devices"},
     "prox": NUMERIC,
     "problem": {"devices", "errors", "fusion", "norms"},
-    "data": {"errors", "naming", "optional", "registry", "text"},
+    "data": {"bands", "errors", "naming", "optional", "registry", "text"},
     # the embedded model knows the classes of the embedded scenes
-    "models": {"devices", "errors", "naming", "optional", "problem", "registry", "text", "data"},
+    "models": {"bands", "devices", "seeding", "errors", "naming", "optional", "problem", "registry", "text", "data"},
     "trace": set(),
     "best": {"devices", "fusion", "problem"},
-    "result": {"encoding", "trace"},
+    "result": {"bands", "encoding", "trace"},
+    "query": {"errors", "norms", "tracker"},  # the tracker for types only
     "tracker": CORE,
     "attacks": CORE,
     "run": {*CORE, "optional", "text", "attacks", "counts", "data", "sizes"},

@@ -188,6 +188,22 @@ def test_transformers_names_what_it_cannot_find(tmp_path):
         segprox.load_model(f"hf:{tmp_path / 'nowhere'}")
 
 
+def test_the_hub_is_not_asked_for_a_mistyped_folder(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    asked = []
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda name: asked.append(name) or 1 / 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "segformer").mkdir(parents=True)
+    with pytest.raises(SegproxError, match="hf:models/no-such: the folder models has no folder no-such"):
+        segprox.load_model("hf:models/no-such")
+    assert asked == []
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"cache/{name}/{file}")
+    for name in ("models/no-such", "others/no-such", "no-such"):  # downloaded before, or not here
+        with pytest.raises(SegproxError, match="is no folder here, and cannot be loaded"):
+            segprox.load_model(f"hf:{name}")
+    assert asked == ["models/no-such", "others/no-such", "no-such"]
+
+
 # --- mmsegmentation
 
 MMSEG_CONFIG = """
@@ -237,20 +253,58 @@ def mmseg_files(tmp_path):
     return make
 
 
+def mmseg_answer(network, image, **about):
+    """What the library itself makes of an 8-bit image `[3, H, W]`: a sample with logits."""
+    from mmseg.structures import SegDataSample
+
+    size = tuple(image.shape[1:])
+    sample = SegDataSample(metainfo={"img_shape": size, "ori_shape": size, "img_path": ""} | about)
+    with torch.no_grad():  # blue first, as it reads files
+        return network.test_step({"inputs": [image.flip(0)], "data_samples": [sample]})[0]
+
+
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("size", SIZES)
 def test_mmseg(mmseg_files, size, flip):
-    from mmseg.structures import SegDataSample
-
     config, checkpoint, network = mmseg_files(flip)
     image = pixels(size)
     network.test_cfg = network.test_cfg.__class__(mode="whole")
-    sample = SegDataSample(metainfo={"img_shape": size, "ori_shape": size})
-    with torch.no_grad():
-        found = network.test_step({"inputs": [image.flip(0)], "data_samples": [sample]})  # blue first, as it reads them
-    model = segprox.load_model(f"mmseg:{config}?checkpoint={checkpoint}")
-    assert_same(model(image[None].float() / 255), found[0].seg_logits.data[None])
+    model = segprox.load_model(f"mmseg:{config}?checkpoint={checkpoint}&window=whole")
+    assert_same(model(image[None].float() / 255), mmseg_answer(network, image).seg_logits.data[None])
     assert model.class_names == tuple("abcdefg")
+
+
+@pytest.mark.parametrize("size", [*SIZES, (20, 70), (20, 20)])
+def test_mmseg_by_windows_as_its_configuration_says(mmseg_files, size):
+    config, checkpoint, network = mmseg_files()
+    model = segprox.load_model(f"mmseg:{config}?checkpoint={checkpoint}")
+    assert (model.window, model.stride) == ((32, 32), (16, 16))
+    image = pixels(size)
+    ours, theirs = model(image[None].float() / 255), mmseg_answer(network, image).seg_logits.data[None]
+    assert (ours - theirs).abs().max() <= 1e-5 * (theirs.max() - theirs.min())
+    other = segprox.load_model(f"mmseg:{config}?checkpoint={checkpoint}&window=24x40&stride=20")
+    network.test_cfg = network.test_cfg.__class__(mode="slide", crop_size=(24, 40), stride=(20, 20))
+    ours, theirs = other(image[None].float() / 255), mmseg_answer(network, image).seg_logits.data[None]
+    assert (ours - theirs).abs().max() <= 1e-5 * (theirs.max() - theirs.min())
+
+
+def test_mmseg_at_several_scales_and_mirrored(mmseg_files):
+    from mmseg.models import SegTTAModel
+
+    config, checkpoint, network = mmseg_files()
+    image, size = pixels((40, 60)), (40, 60)
+    samples = []
+    for seen in ((20, 30), (40, 60), (60, 90)):  # scaled in floats, because the library's files have 8 bits
+        scaled = functional.interpolate(image[None].float(), size=seen, mode="bilinear", align_corners=False)[0]
+        for flip in (False, True):
+            about = {"ori_shape": size, "flip": flip, "flip_direction": "horizontal"}
+            samples.append(mmseg_answer(network, scaled.flip(2) if flip else scaled, **about))
+    merged = SegTTAModel(module=network).merge_preds([samples])[0]
+    model = segprox.load_model(f"mmseg:{config}?checkpoint={checkpoint}&tta=0.5,1,1.5,flip")
+    ours = model(image[None].float() / 255)
+    theirs = torch.stack([sample.seg_logits.data.softmax(0) for sample in samples]).mean(0)
+    assert (ours.exp()[0] - theirs).abs().max() <= 1e-5
+    assert (ours.argmax(1) == merged.pred_sem_seg.data).float().mean() > 0.999
 
 
 def test_the_papers_models_are_in_the_library():
@@ -276,6 +330,8 @@ def test_a_model_of_the_paper(tmp_path, monkeypatch):
     images = torch.rand(1, 3, 50, 70)
     assert torch.equal(loaded(images), untrained(images))
     assert loaded(images).shape == (1, 19, 50, 70)
+    assert loaded.window is None  # the paper uses whole images; the configuration itself says otherwise
+    assert segprox.load_model(f"mmseg:{preset.config}?checkpoint=random").window == (1024, 1024)
 
 
 def test_mmseg_names_what_it_does_not_know(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from segprox import Problem, Segmenter
+from segprox import Problem, Segmenter, SegproxError
 from segprox.norms import distance, per_image
 from segprox.trace import Improvement, thin
 from segprox.tracker import QueriesExhausted, Tracker
@@ -34,6 +34,14 @@ def test_keeps_the_smallest_success():
     torch.testing.assert_close(result.images[0, 1, 0], torch.tensor([0.7, 0.8]))
     assert result.forwards.tolist() == [4]
     assert result.backwards.tolist() == [0]
+
+
+def test_a_query_without_a_graph_has_no_gradient():
+    tracker, _ = tracked([])
+    query = tracker.query(tracker.problem.images, differentiable=False)
+    assert not query.logits.requires_grad
+    with pytest.raises(SegproxError, match="queried without differentiable=True"):
+        query.gradient(torch.ones_like(query.logits))
 
 
 def test_keeps_the_highest_apsr_before_a_success():

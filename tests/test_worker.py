@@ -13,7 +13,6 @@ from safetensors.torch import load
 from segprox import SegproxError, load_dataset, load_model
 from segprox.attacks import ATTACKS, Fmn, make_attack
 from segprox.data import Sample
-from segprox.encoding import to_bytes
 from segprox.run.plan import AttackEntry, Run, Settings
 from segprox.run.preview import decode_preview
 from segprox.run.record import ImageError, Record, same, weights_digest
@@ -101,7 +100,7 @@ def test_a_record_says_what_is_so(goal, target, attack):
     for score, (name, value) in [(score, item) for score, values in pairs for item in values.items()]:
         assert getattr(score, name) == pytest.approx(value, rel=1e-9), name
         assert score.success == (score.apsr >= 0.6)
-    assert torch.equal(to_bytes(found[None])[0], png)
+    assert torch.equal((found * 255).round().to(torch.uint8), png)
     assert (record.clean_apsr, record.clean_accuracy) == (pytest.approx(clean[0]["apsr"]), pytest.approx(clean[2]))
     assert record.accuracy == pytest.approx(after[2])
     assert [list(part) for part in record.clean_counts] == clean[1]

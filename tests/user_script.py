@@ -17,8 +17,8 @@ import segprox
 from segprox.losses import margin
 from segprox.models import ModelOptions
 from segprox.norms import NormName
+from segprox.query import Query
 from segprox.report import mean_class_accuracy
-from segprox.tracker import Query
 
 EPSILON = 4 / 255
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segprox.api import attack, audit, evaluate
+    from segprox.api import attack, audit, evaluate, transfer
     from segprox.attacks import (
         AlmaProx,
         Anneal,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         register_attack,
         register_objective,
     )
+    from segprox.bands import Bands
     from segprox.data import Dataset, Sample, list_datasets, load_dataset, register_dataset
     from segprox.errors import SegproxError
     from segprox.losses import Loss
@@ -39,11 +40,12 @@ __version__ = "0.1.0"
 
 # Imported when first used: torch takes seconds, and neither --help nor a look at the version needs it.
 _ROOMS = {
-    "segprox.api": ("attack", "audit", "evaluate"),
+    "segprox.api": ("attack", "audit", "evaluate", "transfer"),
     "segprox.attacks": (
         "AlmaProx", "Anneal", "Attack", "FixedEpsilonAttack", "MinimalAttack", "Palma", "Progress",
         "ProgressReporter", "list_attacks", "make_attack", "register_attack", "register_objective",
     ),
+    "segprox.bands": ("Bands",),
     "segprox.data": ("Dataset", "Sample", "list_datasets", "load_dataset", "register_dataset"),
     "segprox.errors": ("SegproxError",),
     "segprox.losses": ("Loss",),
@@ -58,11 +60,11 @@ _ROOMS = {
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "AlmaProx", "Anneal", "Attack", "AttackResult", "Audit", "Dataset", "FixedEpsilonAttack", "Loss", "MinimalAttack",
-    "Palma", "Problem", "Progress", "ProgressReporter", "Results", "Sample", "Segmenter", "SegproxError", "Tracker",
-    "attack", "audit", "evaluate", "list_attacks", "list_datasets", "list_models", "load_dataset", "load_model",
-    "load_results", "make_attack", "prox_linf_box", "register_attack", "register_dataset", "register_model",
-    "register_model_source", "register_objective",
+    "AlmaProx", "Anneal", "Attack", "AttackResult", "Audit", "Bands", "Dataset", "FixedEpsilonAttack", "Loss",
+    "MinimalAttack", "Palma", "Problem", "Progress", "ProgressReporter", "Results", "Sample", "Segmenter",
+    "SegproxError", "Tracker", "attack", "audit", "evaluate", "list_attacks", "list_datasets", "list_models",
+    "load_dataset", "load_model", "load_results", "make_attack", "prox_linf_box", "register_attack",
+    "register_dataset", "register_model", "register_model_source", "register_objective", "transfer",
 ]  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 from torch import Tensor, nn
 
@@ -13,14 +14,17 @@ from segprox.data import UNTARGETED, Dataset
 from segprox.errors import SegproxError
 from segprox.naming import checked
 from segprox.report.audit import Audit
-from segprox.report.evaluation import Results
+from segprox.report.evaluation import Results, SummaryTable
 from segprox.report.progress import Follower, follow, make_bar
-from segprox.report.results import results_of
+from segprox.report.results import load_runs, results_of
+from segprox.report.transfer import transfer_tables
 from segprox.result import AttackResult
 from segprox.run.audit import audit_entries
 from segprox.run.execution import Execution
-from segprox.run.objects import AnyAttack, make_evaluation
+from segprox.run.objects import AnyAttack, make_evaluation, named_model
 from segprox.run.plan import SaveFormat, Settings
+from segprox.run.store import stores
+from segprox.run.transfer import Reference, transfer_runs
 
 
 @overload
@@ -39,6 +43,9 @@ def attack(
     seed: int = 0,
     callback: Callback | None = None,
     max_queries: int | None = None,
+    samples: int | None = None,
+    score_draws: int | None = None,
+    score_share: float | None = None,
     epsilon: float | str | None = None,
     **options: Any,
 ) -> AttackResult: ...
@@ -66,6 +73,9 @@ def attack(
     seed: int = 0,
     callback: Callback | None = None,
     max_queries: int | None = None,
+    samples: int | None = None,
+    score_draws: int | None = None,
+    score_share: float | None = None,
     epsilon: float | str | Sequence[float | str] | None = None,
     **options: Any,
 ) -> AttackResult | list[AttackResult]:
@@ -86,6 +96,9 @@ def attack(
         seed: of random starts; an image gets the same ones in any batch.
         callback: called with a `Progress` at every iteration.
         max_queries: the most forwards plus backwards of an image; the attack's own number if left out.
+        samples: for a model that answers at random: the draws of every query, whose logits and gradients are averaged.
+        score_draws: the draws by which such a model is then judged, 20 if left out.
+        score_share: the share of those that must be successes, 0.5 if left out.
         epsilon: the largest perturbation, for fixed-epsilon attacks. With a list there is a list of results.
         options: the attack's other hyper-parameters, such as `steps`, where `attack` is a name.
 
@@ -106,6 +119,7 @@ def attack(
         chosen(
             model, images, labels, target=target, ignore=ignore, mask=mask, protect=protect, threshold=threshold,
             protect_threshold=protect_threshold, seed=seed, callback=callback, max_queries=max_queries,
+            samples=samples, score_draws=score_draws, score_share=score_share,
         )
         for chosen in each
     ]  # fmt: skip
@@ -132,6 +146,9 @@ def evaluate(
     threshold: float = 0.99,
     seed: int = 0,
     max_queries: int | None = None,
+    samples: int | None = None,
+    score_draws: int | None = None,
+    score_share: float | None = None,
     precision: str | None = None,
     ignore: tuple[int, ...] = (255,),
     out: str | Path | None = None,
@@ -149,7 +166,7 @@ def evaluate(
         model: a name (`segprox.list_models()`), a network that takes images in [0, 1] and returns logits, or a
             `Segmenter`. A network is left as it was found.
         dataset: a name (`segprox.list_datasets()`), a `Dataset`, or any sequence or iterable of (image, label), such as
-            a torch dataset or data loader; images are floats in [0, 1] `[3, H, W]`, labels integers `[H, W]`.
+            a torch dataset or data loader; images are floats in [0, 1] `[C, H, W]`, labels integers `[H, W]`.
         attacks: names or attacks, one or several.
         goals: `untargeted`, or targets as `segprox target` takes them, with regions such as
             `untargeted?only=person&protect=rest`; one or several.
@@ -159,6 +176,9 @@ def evaluate(
         threshold: the share of pixels that makes a success.
         seed: of random starts, and of the order of images if there is an `until`.
         max_queries: the most forwards plus backwards per image.
+        samples: for a model that answers at random: the draws of every query, whose logits and gradients are averaged.
+        score_draws: the draws by which an image of such a model is judged, 20 if left out.
+        score_share: the share of those that must be successes, 0.5 if left out.
         precision: `bfloat16` or `float16` for gradients; successes are verified in float32.
         ignore: label values of pixels that do not count, where the dataset does not say it itself.
         out: a folder for records that `segprox runs`, `report` and `load_results` read, and from which the same call
@@ -181,7 +201,8 @@ def evaluate(
     """
     settings = checked(
         Settings, "an evaluation", limit=limit, until=until, threshold=threshold, seed=seed, max_queries=max_queries,
-        save=tuple(save), model_options={"precision": precision} if precision else {},
+        samples=samples, score_draws=score_draws, score_share=score_share, save=tuple(save),
+        model_options={"precision": precision} if precision else {},
     )  # fmt: skip
     execution = Execution(workers=workers, batch=batch, devices=(device,) if device else ())
     with make_evaluation(
@@ -231,3 +252,37 @@ def audit(
     fields = {name: value for name, value in options.items() if name not in known - {"goals"}}
     own = {name: value for name, value in options.items() if name not in fields}
     return Audit(evaluate(model, dataset, audit_entries(minimal, fixed, epsilon, fields), goals=goal, **own))
+
+
+def transfer(
+    folder: str | Path,
+    models: str | nn.Module | Sequence[str | nn.Module],
+    *,
+    reference: Reference | None = None,
+    device: str | None = None,
+) -> SummaryTable:
+    """Score the saved images of an evaluation on other models: does what breaks one break another?
+
+    The result is a table for each dataset and goal, with a line for each model that was attacked and a column for each
+    model that was scored. It is kept beside the records, and reports show it.
+
+    Args:
+        folder: what `evaluate` wrote to, with `float` or `png` in its `save`.
+        models: names or networks. A network that was evaluated as an object is to be among them.
+        reference: `labels` or `prediction`, the model's own of the clean image. If left out, labels for models with
+            the classes of the dataset, and the prediction for others.
+        device: where the models go.
+
+    Example:
+        >>> import tempfile, segprox
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     _ = segprox.evaluate("demo-standard", "demo", limit=1, steps=5, out=out, save=["float"], progress=False)
+        ...     segprox.transfer(out, "demo-robust").tables[0].rows[0][:3]
+        ('demo-standard', 'palma', 1)
+    """
+    if reference not in (None, *get_args(Reference)):
+        raise SegproxError(f"reference must be labels or prediction but is {reference!r}")
+    given = [models] if isinstance(models, str | nn.Module) else list(models)
+    with ExitStack() as undo:
+        transfer_runs(stores(Path(folder)), [undo.enter_context(named_model(m)) for m in given], reference, device)
+    return SummaryTable(transfer_tables(load_runs([Path(folder)])))

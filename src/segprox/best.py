@@ -27,6 +27,7 @@ class BestPoints:
         self.norm = problem.images.new_zeros(len(problem))
         self.apsr = torch.full((len(problem),), -1.0, dtype=finest(problem.images.device), device=problem.images.device)
         self.success = torch.zeros(len(problem), dtype=torch.bool, device=problem.images.device)
+        self.seen = False  # whether a point of every image was queried
         self._radius = torch.zeros_like(self.norm)  # of the ball that the best success was found in, if it had one
 
     @property
@@ -54,6 +55,7 @@ class BestPoints:
         self, points: Tensor, norm: Tensor, apsr: Tensor, success: Tensor, asked: Tensor | None, radius: Tensor | None
     ) -> None:
         """Take over the points `[B, C, H, W]` of the `asked` images (None: all) that are better than what is known."""
+        self.seen = self.seen or asked is None
         better = self._take(norm, apsr, success, asked, radius)
         torch.where(better.view(-1, 1, 1, 1), points, self.images, out=self.images)
 

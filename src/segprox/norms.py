@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from segprox.devices import together
 from segprox.shrinkage import threshold
 
 NormName = Literal["l0", "l1", "l2", "linf"]
@@ -23,9 +24,9 @@ def per_image(reduce: Callable[..., Tensor], batch: Tensor) -> Tensor:
     """
     if not len(batch):
         return batch.new_zeros(0)
-    if batch.device.type == "cpu":
-        return torch.stack([reduce(image) for image in batch])
-    return reduce(batch.flatten(1), dim=1)
+    if together(batch):
+        return reduce(batch.flatten(1), dim=1)
+    return torch.stack([reduce(image) for image in batch])
 
 
 def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def elementwise_(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     Some kernels (sigmoid, softplus) round differently by where in the tensor an element lies, at sizes that do not
     divide evenly, so that an image's values would depend on its place in the batch.
     """
-    if batch.device.type != "cpu":
+    if together(batch):
         return function(batch)
     for image in batch:
         image.copy_(function(image))
@@ -47,7 +48,7 @@ def distance(difference: Tensor, norm: NormName) -> Tensor:
     `l0` counts pixels (not channels) that changed.
     """
     flat = difference.flatten(1)
-    if norm == "linf" and flat.device.type != "cpu":
+    if norm == "linf" and together(flat):
         return torch.linalg.vector_norm(flat, torch.inf, dim=1) if flat.shape[1] else flat.new_zeros(len(flat))
     if norm == "linf":  # a maximum does not depend on the order: no need to go image by image
         return flat.abs().amax(1) if flat.shape[1] else flat.new_zeros(len(flat))
@@ -88,7 +89,7 @@ def project(difference: Tensor, radius: Tensor, norm: NormName) -> Tensor:
     if norm == "l2":
         length = distance(difference, "l2").clamp(min=torch.finfo(difference.dtype).tiny)
         return scale(difference, (radius / length).clamp(max=1))
-    if difference.device.type != "cpu":
+    if together(difference):
         return _nearest_on_device(difference, radius, norm)
     pairs = zip(difference, radius.tolist())
     nearest = _nearest_in_l0_ball if norm == "l0" else _nearest_in_l1_ball

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from segprox.devices import finest
+from segprox.devices import finest, together
 from segprox.errors import SegproxError
 from segprox.fusion import fusible
 from segprox.norms import per_image
@@ -31,6 +31,12 @@ def check_range(images: Tensor) -> None:
         )
 
 
+def image_seed(image: Tensor, seed: int) -> int:
+    """A seed for one image `[C, H, W]`, made of its values and of another seed."""
+    content = image.cpu().contiguous().numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=str(seed).encode()).digest(), "little")
+
+
 def predictions(logits: Tensor) -> Tensor:
     """The class of each pixel, `[B, K, H, W]` to `[B, H, W]`: the first largest logit, or K where a logit is NaN.
 
@@ -38,7 +44,7 @@ def predictions(logits: Tensor) -> Tensor:
     forward and backward); comparing plane by plane with the maximum is vectorised and stays within the caches.
     """
     num_classes = logits.shape[1]
-    if logits.device.type != "cpu":
+    if together(logits):
         highest, first = logits.max(1)
         return first.masked_fill_(highest.isnan(), num_classes)
     largest = logits.amax(1)
@@ -76,6 +82,7 @@ class Problem:
     seed: int = 0  # of random starts
     protected: Tensor | None = None  # bool [B, H, W]: counted pixels that shall be their label; the others are attacked
     protect_threshold: float = 0.99  # the share of protected pixels that a success needs
+    fixed: Tensor | None = None  # bool [B, H, W]: pixels that hold no data and never change
 
     @classmethod
     def build(
@@ -90,6 +97,7 @@ class Problem:
         threshold: float = 0.99,
         protect_threshold: float | None = None,
         seed: int = 0,
+        fixed: Tensor | None = None,
     ) -> "Problem":
         """Check the input and work out the mask.
 
@@ -104,6 +112,7 @@ class Problem:
             threshold: nu, the share of attacked pixels that must be wrong (or on target) for a success.
             protect_threshold: the share of protected pixels that must be right for it; `threshold` if left out.
             seed: of random starts; an image gets the same ones in any batch.
+            fixed: True where no band may change, as at pixels that hold no data.
         """
         if images.ndim != 4:
             raise SegproxError(f"images must have shape [batch, channels, height, width] but have {list(images.shape)}")
@@ -141,6 +150,7 @@ class Problem:
             seed=seed,
             protected=protect,
             protect_threshold=protect_threshold,
+            fixed=None if fixed is None else _plane("fixed", fixed, size, images.device).bool(),
         )
 
     def __len__(self) -> int:
@@ -197,12 +207,18 @@ class Problem:
             labels=torch.cat([problem.labels for problem in problems]),
             mask=torch.cat([problem.mask for problem in problems]),
             protected=_join([problem.protected for problem in problems]),
+            fixed=_join([problem.fixed for problem in problems]),
         )
 
-    def select(self, indices: list[int]) -> "Problem":
+    def select(self, indices: list[int] | slice) -> "Problem":
         """The problem of some of the images."""
         chosen = {name: getattr(self, name)[indices] for name in ("images", "labels", "mask")}
-        return replace(self, **chosen, protected=None if self.protected is None else self.protected[indices])
+        protected, fixed = (None if mask is None else mask[indices] for mask in (self.protected, self.fixed))
+        return replace(self, **chosen, protected=protected, fixed=fixed)
+
+    def hold_fixed(self, points: Tensor) -> Tensor:
+        """Points `[B, C, H, W]` with fixed pixels as they are in the images."""
+        return points if self.fixed is None else torch.where(self.fixed.unsqueeze(1), self.images, points)
 
     def check_classes(self, num_classes: int) -> None:
         """Refuse labels that the model cannot output."""
@@ -224,17 +240,18 @@ class Problem:
         """Attack pixel success rate (paper, section 4.3) of each image, float64 `[B]`; 0 if no pixel is attacked."""
         return self.rate(self.satisfied(logits))
 
-    def generators(self) -> list[torch.Generator]:
-        """A source of random numbers per image, seeded by the problem's seed and the image itself.
+    def seeds(self) -> list[int]:
+        """A seed per image, made of the problem's seed and the image itself.
 
-        So neither the batch, nor the order of images, nor the device changes what an attack finds.
+        So neither the batch, nor the order of images, nor the device changes these numbers. On the CPU nor do they
+        change what an attack finds: images are evaluated one at a time there. Other devices evaluate a batch as a
+        whole, which rounds differently for different sizes of it, and attacks may then go other ways.
         """
-        sources = []
-        for image in self.images:
-            content = image.cpu().contiguous().numpy().tobytes()
-            digest = hashlib.blake2b(content, digest_size=8, key=str(self.seed).encode()).digest()
-            sources.append(torch.Generator().manual_seed(int.from_bytes(digest, "little")))
-        return sources
+        return [image_seed(image, self.seed) for image in self.images]
+
+    def generators(self) -> list[torch.Generator]:
+        """A source of random numbers per image, from its seed."""
+        return [torch.Generator().manual_seed(seed) for seed in self.seeds()]
 
     def shares(self, dtype: torch.dtype) -> Tensor:
         """The weight of each pixel in a mean over its image's counted pixels, `[B, H, W]`."""

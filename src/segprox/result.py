@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from segprox.encoding import ENCODERS, SUFFIXES
+from segprox.bands import EIGHT_BIT, Bands, choose_shown
+from segprox.encoding import SUFFIXES, encode, file_kinds
 from segprox.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class AttackResult:
     seconds: float  # for the whole batch
     originals: Tensor  # [B, C, H, W]: the images that were attacked
     traces: tuple[Trace, ...] = ()  # [B]: the norms it would have returned after fewer queries
+    draws: Tensor | None = None  # [B, m]: of a random model, the APSR of each draw by which the images were judged
 
     def __len__(self) -> int:
         return len(self.images)
@@ -59,23 +61,33 @@ class AttackResult:
         }
         return dataclasses.replace(self, **tensors)
 
-    def save(self, folder: str | Path, names: Sequence[str] | None = None) -> list[Path]:
-        """Write each image as it is (safetensors, lossless) and in 8 bits (PNG); returns the files.
+    def save(self, folder: str | Path, names: Sequence[str] | None = None, bands: Bands | None = None) -> list[Path]:
+        """Write each image as it is (safetensors, lossless) and as files of its dataset are; returns the files.
 
         Args:
             folder: where to; it is made if it is not there.
             names: of the files, one per image; numbers if left out.
+            bands: the dataset's: values are those of its files, in PNGs or, where these do not hold them, NumPy arrays.
+                If left out, colour and grey images are written in 8 bits (PNG) and others as they are only.
         """
+        channels = self.images.shape[1]
+        kept = ("float", "png") if bands is not None or channels in (1, 3) else ("float",)
+        bands = bands or EIGHT_BIT
         folder, files = Path(folder), []
         folder.mkdir(parents=True, exist_ok=True)
         for name, image in zip(names or [f"{i:06}" for i in range(len(self))], self.images):
-            for kind, encode in ENCODERS.items():
+            for kind in file_kinds(kept, channels, bands):
                 files.append(folder / f"{name}.{SUFFIXES[kind]}")
-                files[-1].write_bytes(encode(image[None]))
+                files[-1].write_bytes(encode(kind, image, bands))
         return files
 
-    def plot(self, index: int = 0) -> "Figure":
-        """Draw an image, its perturbation (grey is none, scaled to the whole range) and the adversarial image."""
+    def plot(self, index: int = 0, bands: Sequence[int] = ()) -> "Figure":
+        """Draw an image, its perturbation (grey is none, scaled to the whole range) and the adversarial image.
+
+        Args:
+            index: of the image.
+            bands: those drawn as red, green and blue, or the one drawn in grey, from 1; the first three if left out.
+        """
         from matplotlib.figure import Figure
 
         original, image = (images[index].detach().cpu().float() for images in (self.originals, self.images))
@@ -86,7 +98,7 @@ class AttackResult:
         figure = Figure(figsize=(12, 3), layout="constrained")
         for place, (title, shown) in enumerate(zip(titles, (original, scaled, image)), start=1):
             axes = figure.add_subplot(1, 3, place)
-            axes.imshow(shown[:3].permute(1, 2, 0).clamp(0, 1).numpy() if len(shown) >= 3 else shown[0].numpy())
+            axes.imshow(choose_shown(shown, tuple(bands)).permute(1, 2, 0).clamp(0, 1).numpy())
             axes.set_title(title)
             axes.axis("off")
         return figure
@@ -94,5 +106,5 @@ class AttackResult:
 
 def _range(values: Tensor, form: str) -> str:
     """The smallest and the largest value, or the one that they are."""
-    low, high = (format(value.item(), form) for value in (values.double().min(), values.double().max()))
+    low, high = (format(value.item(), form) for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

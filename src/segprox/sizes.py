@@ -1,13 +1,14 @@
-"""The one definition of the median size of perturbations, and of how well it is known."""
+"""The one definition of the median size of perturbations, and of how well it and a share are known."""
 
 from functools import cache
-from math import inf, nan
+from math import inf, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FEWEST = 6  # images for which there is an interval of the median
+NORMAL = 1.959964  # the 97.5 % point of the normal distribution
 
 
 class Interval(NamedTuple):
@@ -86,3 +87,18 @@ def is_narrow(sizes: ArrayLike, share: float) -> bool:
     """
     (low, high), median = median_interval(sizes), median_size(sizes)
     return (1 - share) * median <= low and high <= (1 + share) * median
+
+
+def wilson(successes: int, count: int) -> Interval:
+    """Wilson's 95 % interval of a share.
+
+    Example:
+        >>> [round(value, 3) for value in wilson(9, 10)]
+        [0.596, 0.982]
+    """
+    if not count:
+        return Interval(nan, nan)
+    share, spread = successes / count, NORMAL**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = NORMAL * sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return Interval(middle - half if successes else 0.0, middle + half if successes < count else 1.0)

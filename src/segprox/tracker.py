@@ -1,90 +1,20 @@
 """Queries to the model on behalf of an attack: counted, limited, and verified in full precision."""
 
 import time
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from segprox.best import BestPoints, Keep
+from segprox.devices import send, together, wait_for
+from segprox.draws import Draws, Sampling
 from segprox.models.segmenter import Segmenter
 from segprox.norms import NormName, distance
 from segprox.problem import Problem
+from segprox.query import Query
 from segprox.result import AttackResult
+from segprox.tally import Tally
 from segprox.trace import Journal
-
-
-@dataclass(eq=False)
-class Query:
-    """The model's answer at one point. `gradient` may be asked for once; it frees the graph."""
-
-    logits: Tensor  # [B, K, H, W], detached; 0 for images that were not asked about
-    satisfied: Tensor  # [B, H, W]: the pixels that are as the attack wants them
-    norm: Tensor  # [B]
-    apsr: Tensor  # [B]; the best so far of images that were not asked about
-    success: Tensor  # [B]
-    _tracker: "Tracker" = field(repr=False)
-    _images: Tensor = field(repr=False)
-    _outputs: Tensor = field(repr=False)
-    _asked: Tensor | None = field(repr=False)  # bool [B]; None: all
-
-    def gradient(self, cotangent: Tensor) -> Tensor:
-        """Pull a gradient with respect to the logits `[B, K, H, W]` back to the images `[B, C, H, W]`.
-
-        Where the model yields NaN the gradient is 0, so that such an image cannot poison the state kept for it. Where
-        some pixels are protected, these and the attacked ones weigh the same: see `Problem.balanced`.
-        """
-        allowed = self._tracker.affordable(self._asked)  # None: all
-        if not self._outputs.requires_grad:  # nobody could afford to ask
-            return torch.zeros_like(self._images)
-        self._tracker.count_backwards(allowed)
-        cotangent = self._tracker.problem.balanced(cotangent)
-        if self._tracker.model.autocast == torch.float16:  # small gradients would vanish on their way
-            factor = _power_of_two_over(cotangent)
-            (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent * factor)
-            gradient = gradient / factor
-        else:
-            (gradient,) = torch.autograd.grad(self._outputs, self._images, cotangent)
-        if allowed is not None and self._tracker.max_queries is not None:
-            gradient *= allowed.view(-1, 1, 1, 1)
-        return gradient.nan_to_num_(0.0, 0.0, 0.0)
-
-
-def _power_of_two_over(values: Tensor) -> Tensor:
-    """The power of two by which each image's largest value comes near 1, `[B, 1, 1, 1]`; scaling by it rounds nothing.
-
-    Float16 ends at 6e-8, and the weight of a pixel among millions is not far from that.
-    """
-    largest = distance(values.nan_to_num(0.0, 0.0, 0.0), "linf").clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.exp2(-largest.log2().floor()).clamp(max=2.0**100).view(-1, 1, 1, 1)
-
-
-class Tally:
-    """Counts per image: on the host as long as all images count the same, so that nothing is launched for it."""
-
-    def __init__(self, images: Tensor) -> None:
-        self._size, self._device = len(images), images.device
-        self._every = 0  # what was added for all images
-        self._some: Tensor | None = None  # int64 [B]: what was added for some
-
-    def add(self, chosen: Tensor | None) -> None:
-        """One more for the chosen images (bool `[B]`; None: all)."""
-        if chosen is None:
-            self._every += 1
-        else:
-            self._some = chosen.long() if self._some is None else self._some + chosen
-
-    def each(self) -> Tensor:
-        """The count of each image, int64 `[B]`."""
-        if self._some is None:
-            return torch.full((self._size,), self._every, device=self._device)
-        return self._some + self._every
-
-    def total(self, other: "Tally") -> Tensor | int:
-        """This and another together: a number where all images have the same."""
-        if self._some is None and other._some is None:
-            return self._every + other._every
-        return self.each() + other.each()
 
 
 class QueriesExhausted(Exception):  # noqa: N818  # not an error: the end of an attack that may cost no more
@@ -109,6 +39,10 @@ class Tracker:
         max_queries: the most forwards plus backwards of an image; then there is no answer, and when no image has any
             left, `QueriesExhausted` ends the attack. If no point that could be returned was queried by then, the image
             itself is returned, for which a forward is kept back.
+        look_every: the host looks at every so many-th query which images are done, and waits for the device then;
+            in between, images that are done are computed in vain. It changes no result.
+        sampling: for a model that answers at random: every query is the mean of some draws, and successes are judged by
+            repeated scoring, for which draws are kept back; see `segprox.draws`.
 
     Example:
         >>> import segprox
@@ -127,8 +61,12 @@ class Tracker:
         keep: Keep = "smallest",
         stop_at_success: bool = False,
         max_queries: int | None = None,
+        look_every: int = 1,
+        sampling: Sampling | None = None,
     ) -> None:
         self.model, self.problem, self.norm, self.max_queries = model, problem, norm, max_queries
+        self.look_every, self._until_look = look_every, 0  # queries until the host looks again
+        self._use_draws(None if sampling is None else Draws(problem, sampling, max_queries))
         self.best = BestPoints(problem, keep)
         self._forwards, self._backwards = Tally(problem.images), Tally(problem.images)
         self.stop_at_success = stop_at_success
@@ -159,11 +97,18 @@ class Tracker:
             share: whether the parent may keep a point of the child.
             radius: of the child's ball, `[B]`: the parent judges successes by it, not by their norms.
         """
-        child = Tracker(self.model, self.problem, self.norm, keep, stop_at_success, self.max_queries)
+        limits = self.max_queries, self.look_every
+        child = Tracker(self.model, self.problem, self.norm, keep, stop_at_success, *limits)
         child.skipped = skipped if self.skipped is None else self.skipped if skipped is None else skipped | self.skipped
         child._parent, child._shared, child._num_classes = self, share, self._num_classes
         child._radius = radius
+        child._use_draws(self._draws)
         return child
+
+    def _use_draws(self, draws: Draws | None) -> None:
+        self._draws = draws
+        self._samples = 1 if draws is None else draws.sampling.samples  # forwards of a query
+        self._scored = 1 if draws is None else draws.sampling.score_draws  # the most that verify a success
 
     @property
     def forwards(self) -> Tensor:
@@ -186,58 +131,84 @@ class Tracker:
         return self.best.success if self.skipped is None else self.best.success | self.skipped
 
     def _known_left_out(self) -> list[bool]:
-        """The images not to ask about, on the host, which waits for them once per query."""
+        """The images not to ask about, as of the last look of the host, which waits for them once per look."""
         success, skipped, known = self._known
-        if success is not self.best.success or skipped is not self.skipped:
-            left_out = self._left_out()
+        due = self.look_every == 1 or self._until_look <= 0
+        if due and (success is not self.best.success or skipped is not self.skipped):
+            self._until_look, left_out = self.look_every, self._left_out()
             known = [False] * len(self.problem) if left_out is None else left_out.tolist()
             self._known = self.best.success, self.skipped, known
         return known
 
     def affordable(self, asked: Tensor | None) -> Tensor | None:
         """Which of the `asked` images are not done yet and have a query left, bool `[B]` each; None: all."""
-        left_out = self._left_out()
-        if self.max_queries is None and left_out is None:
-            return asked
-        asked = torch.ones_like(self.best.success) if asked is None else asked
-        asked = asked if left_out is None else asked & ~left_out
-        if self.max_queries is None:
-            return asked
-        if bool(asked.any()) and bool(self._ended().all()):
+        left_out, exhausted = self._left_out(), self._exhausted()
+        if exhausted is True:
             raise QueriesExhausted
-        return asked & ~self._exhausted()
+        for done in (left_out, exhausted):
+            if isinstance(done, Tensor):
+                asked = ~done if asked is None else asked & ~done
+        return asked
 
     def _ended(self) -> Tensor:
         """The images for which the whole attack can do no more: a child may have left out others for a while only."""
-        if self._parent is not None:
-            return self._parent._ended()
-        left_out, ended = self._left_out(), self._exhausted()
-        return ended if left_out is None else ended | left_out
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        left_out = root._left_out()
+        return ~root._affordable_among(torch.ones_like(root.best.success) if left_out is None else ~left_out)
 
-    def _exhausted(self) -> Tensor:
+    def _exhausted(self, cost: int | None = None) -> Tensor | bool:
+        """The images that cannot afford so many forwards or backwards (if left out, those of a query), bool `[B]`.
+
+        Where all were asked equally often, nothing is computed.
+        """
         if self._parent is not None:
-            return self._parent._exhausted()
+            return self._parent._exhausted(cost)
         if self.max_queries is None:
-            return torch.zeros_like(self.best.success)
-        # A forward is kept back as long as there is no point to return: then `result` looks at the image itself.
-        return self.forwards + self.backwards + self.best.unseen >= self.max_queries
+            return False
+        asked = self._forwards.total(self._backwards)
+        return asked + self._kept_back(asked) + (cost or self._samples) > self.max_queries
 
-    def query(self, images: Tensor) -> Query:
-        """Evaluate the model at `images` `[B, C, H, W]` and keep what is better than the best so far."""
-        images = images.detach().requires_grad_()
+    def _kept_back(self, asked: Tensor | int) -> Tensor | int:
+        """Forwards that a search must leave for `result`, of images that were `asked` so often.
+
+        It looks at the image itself where no point was seen that could be returned, and scores whatever it returns by
+        the draws of a random model.
+        """
+        if self._draws is not None:
+            return self._scored
+        return self.best.unseen if isinstance(asked, Tensor) else not self.best.seen
+
+    def _affordable_among(self, images: Tensor, cost: int | None = None) -> Tensor:
+        """Those of the images, bool `[B]`, that can afford so many forwards or backwards, or those of a query."""
+        exhausted = self._exhausted(cost)
+        if isinstance(exhausted, Tensor):
+            return images & ~exhausted
+        return torch.zeros_like(images) if exhausted else images
+
+    def query(self, images: Tensor, differentiable: bool = True) -> Query:
+        """Evaluate the model at `images` `[B, C, H, W]` and keep what is better than the best so far.
+
+        Fixed pixels stay what they are, whatever the attack makes of them. Without `differentiable` no graph is made,
+        and the answer has no gradient.
+        """
+        images = self.problem.hold_fixed(images.detach()).requires_grad_(differentiable)
         asked = self.affordable(None)
-        with torch.enable_grad():
-            outputs = self._evaluate(images, self._chosen(asked))
-        self.count_forwards(asked)
+        chosen = self._chosen(asked)
+        with torch.set_grad_enabled(differentiable):
+            outputs = self._evaluate(images, chosen)
+        self.count_forwards(asked, self._samples)
         logits, points = outputs.detach(), images.detach()
         norm = distance(points - self.problem.images, self.norm)
         satisfied = self.problem.satisfied(logits)
-        apsr = self.problem.rate(satisfied)
+        apsr = self.problem.rate(satisfied) if self._draws is None else self._draws.apsr.clone()
         apsr = apsr if asked is None else torch.where(asked, apsr, self.best.apsr)
         success = self._successes(apsr, asked)
-        if self.model.autocast is not None:
+        if self.model.autocast is not None or self._draws is not None:
             claimed = success & self._matters(norm, apsr)  # of which nothing is known
-            apsr = self._verified(points, torch.where(claimed, 0.0, apsr), claimed & ~self._exhausted())
+            affordable = self._affordable_among(claimed, self._scored)
+            apsr = self._verified(points, torch.where(claimed, 0.0, apsr), affordable)
             success = self._successes(apsr, asked)
         self._keep(points, norm, apsr, success, asked)
         return Query(logits, satisfied, norm, apsr, success, self, images, outputs, asked)
@@ -246,24 +217,35 @@ class Tracker:
         success = self.problem.succeeded(apsr)
         return success if asked is None else success & asked
 
-    def count_forwards(self, asked: Tensor | None) -> None:
-        """One more forward of the images asked about (bool `[B]`; None: all), here and for the parent."""
-        self._forwards.add(asked)
+    def count_forwards(self, asked: Tensor | None, times: int = 1) -> None:
+        """So many more forwards of the images asked about (see `Tally.add`), here and for the parent."""
+        self._forwards.add(asked, times)
         if self._parent is not None:
-            self._parent.count_forwards(asked)
+            self._parent.count_forwards(asked, times)
 
     def count_backwards(self, asked: Tensor | None) -> None:
-        """One more backward, likewise."""
-        self._backwards.add(asked)
+        """The backwards of a query's gradient, likewise."""
+        self._backwards.add(asked, self._samples)
         if self._parent is not None:
             self._parent.count_backwards(asked)
 
     def _chosen(self, asked: Tensor | None) -> list[int] | None:
-        """The places of the `asked` images (bool `[B]`; None: all)."""
+        """The places of images that the model is to be asked about: of the `asked` ones (bool `[B]`; None: all).
+
+        Without a limit on queries, those that are done may be among them until the host looks again.
+        """
         if asked is None:
             return None
-        left_out = self._known_left_out() if self.max_queries is None else (~asked).tolist()
-        return [i for i, out in enumerate(left_out) if not out]
+        if self.max_queries is None:
+            chosen = [not done for done in self._known_left_out()]
+            self._until_look -= 1
+        else:
+            left_out = self._left_out()
+            wanted = torch.ones_like(asked) if left_out is None else ~left_out
+            chosen, wants, ended = torch.stack([asked, wanted, self._ended()]).tolist()
+            if any(wants) and all(ended):
+                raise QueriesExhausted
+        return [i for i, yes in enumerate(chosen) if yes]
 
     def _evaluate(self, images: Tensor, chosen: list[int] | None) -> Tensor:
         # The first query is checked; later points lie in the box by construction, and the head stays what it is.
@@ -272,7 +254,9 @@ class Tracker:
         chosen = everything if chosen is None else chosen
         if not chosen and self._num_classes:
             return images.detach().new_zeros(len(images), self._num_classes, *images.shape[2:])
-        if images.device.type == "cpu" and len(chosen) > 1:
+        if self._draws is not None:
+            outputs = torch.cat([self._draws.mean(model, images[i : i + 1], i) for i in chosen])
+        elif not together(images) and len(chosen) > 1:
             # CPU kernels are chosen by the size of the batch and round differently. One image at a time costs nothing
             # there and makes results independent of the batch, bit for bit.
             outputs = torch.cat([model(images[i : i + 1]) for i in chosen])
@@ -286,9 +270,8 @@ class Tracker:
         return outputs.new_zeros(len(images), *outputs.shape[1:]).index_put((self._places(chosen),), outputs)
 
     def _places(self, chosen: list[int]) -> Tensor:
-        """Places of images as an index on their device, sent there without waiting."""
-        places, device = torch.tensor(chosen), self.problem.images.device
-        return places.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else places.to(device)
+        """Places of images as an index on their device."""
+        return send(torch.tensor(chosen), self.problem.images.device)
 
     def _know_num_classes(self, count: int) -> None:
         self._num_classes = count
@@ -298,9 +281,13 @@ class Tracker:
     @torch.no_grad()
     def _verified(self, points: Tensor, apsr: Tensor, chosen: Tensor) -> Tensor:
         """APSR with that of the chosen images measured in full precision, whatever the network's is."""
+        if self._draws is not None:
+            self.count_forwards(self._draws.verify(self.model, points, apsr, chosen))
+            return apsr
         self.count_forwards(chosen)
-        for i in chosen.nonzero().flatten().tolist():
-            apsr[i : i + 1] = self.problem.select([i]).apsr(self.model.full_precision(points[i : i + 1]))
+        for i in [i for i, yes in enumerate(chosen.tolist()) if yes]:
+            one = slice(i, i + 1)
+            apsr[one] = self.problem.select(one).apsr(self.model.full_precision(points[one]))
         return apsr
 
     def _matters(self, norm: Tensor, apsr: Tensor, radius: Tensor | None = None) -> Tensor:
@@ -331,20 +318,25 @@ class Tracker:
         self._journal.note(self._forwards.total(self._backwards), self.best.norm, self.best.success)
 
     def _elapsed(self) -> float:
-        if self.best.images.is_cuda:
-            torch.cuda.synchronize(self.best.images.device)
+        wait_for(self.best.images.device)
         return time.perf_counter() - self._start
 
     def result(self) -> AttackResult:
         """The best points, with what they cost."""
-        best = self.best
-        if self.model.autocast is not None or self.max_queries is not None:
+        best, draws = self.best, None
+        if self._draws is not None:
+            draws = self._draws.score(self.model, best.images)
+            self.count_forwards(None, self._scored)
+            best.apsr = self._draws.sampling.reached(draws)
+            best.success = self.problem.succeeded(best.apsr)
+        elif self.model.autocast is not None or self.max_queries is not None:
             # In low precision only successes are verified already; else all that was seen is.
             unknown = best.unseen if self.model.autocast is None else ~best.success
-            affordable = unknown & (best.unseen | ~self._exhausted()) & self.problem.attackable
+            affordable = (unknown & best.unseen | self._affordable_among(unknown)) & self.problem.attackable
             best.apsr = self._verified(best.images, torch.where(unknown, 0.0, best.apsr), affordable)
             best.success = best.success | self.problem.succeeded(best.apsr)
             self._note()
+        traces = self._journal.traces()
         return AttackResult(
             images=best.images,
             norm=best.norm,
@@ -354,5 +346,7 @@ class Tracker:
             backwards=self.backwards,
             seconds=self._elapsed(),
             originals=self.problem.images,
-            traces=self._journal.traces(),
+            # What a random model was thought to fall to during the search, and did not in the end, is no success.
+            traces=traces if draws is None else tuple(t if s else () for t, s in zip(traces, best.success.tolist())),
+            draws=draws,
         )

@@ -27,6 +27,7 @@ from segprox.attacks.registry import (
     register_attack,
 )
 from segprox.attacks.sea import Sea
+from segprox.attacks.square import Square, SquareMinimal
 
 __all__ = [
     "ATTACKS",
@@ -52,6 +53,8 @@ __all__ = [
     "Progress",
     "ProgressReporter",
     "Sea",
+    "Square",
+    "SquareMinimal",
     "describe",
     "find_attack",
     "list_attacks",

@@ -51,7 +51,7 @@ class Anneal(FixedEpsilonAttack):
         True
     """
 
-    paper: ClassVar[str] = "segprox, see docs/anneal.md"
+    paper: ClassVar[str] = "segprox, see docs/why/anneal.md"
 
     steps: Annotated[int, Field(ge=1, description="N: points queried, over all stages")] = 300
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last direction that is kept")] = 0.75

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from segprox.best import Keep
 from segprox.devices import without_tf32
+from segprox.draws import Sampling, make_sampling
 from segprox.errors import SegproxError
 from segprox.fusion import fusing
 from segprox.models.segmenter import Segmenter, restored
 from segprox.naming import read_fraction
 from segprox.norms import NormName, project
 from segprox.problem import Problem
+from segprox.query import Query
 from segprox.result import AttackResult
-from segprox.tracker import QueriesExhausted, Query, Tracker
+from segprox.tracker import QueriesExhausted, Tracker
 
 FIELDS = ConfigDict(extra="forbid")  # of every attack: a misspelt hyper-parameter must not pass unnoticed
 
@@ -74,6 +76,11 @@ class Attack(ABC):
     stops_at_success: ClassVar[bool] = False
     targeted_only: ClassVar[bool] = False
 
+    @property
+    def rounds_to(self) -> int:
+        """How many steps of the range it searches among, as files of whole numbers have; 0: it does not round."""
+        return 0
+
     def described(self) -> dict[str, Any]:
         """Class, revision and every field, as plain data: all of the attack that determines a result."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]  # attacks are dataclasses
@@ -89,7 +96,13 @@ class Attack(ABC):
         """The most that the attack asks of the model, per image."""
 
     def run(
-        self, model: Segmenter, problem: Problem, callback: Callback | None = None, max_queries: int | None = None
+        self,
+        model: Segmenter,
+        problem: Problem,
+        callback: Callback | None = None,
+        max_queries: int | None = None,
+        look_every: int = 1,
+        sampling: Sampling | None = None,
     ) -> AttackResult:
         """Attack the images of `problem`, each on its own, and return the best points found.
 
@@ -98,10 +111,13 @@ class Attack(ABC):
             problem: what is to be achieved.
             callback: called with a `Progress` at every iteration.
             max_queries: the most forwards plus backwards of an image, whatever the attack would like.
+            look_every: how often, in queries, attacks that leave out images wait for the device to know which are done.
+            sampling: how a model that answers at random is asked and judged.
         """
         if self.targeted_only and not problem.targeted:
             raise SegproxError(f"{type(self).__name__.lower()} needs a target: it has no untargeted form")
-        tracker = Tracker(model, problem, self.norm, self.keeps, self.stops_at_success, max_queries)
+        limits = max_queries, look_every
+        tracker = Tracker(model, problem, self.norm, self.keeps, self.stops_at_success, *limits, sampling)
         with suppress(QueriesExhausted), without_tf32(), fusing(model.fused):
             self.search(tracker, ProgressReporter(callback))
         return tracker.result()
@@ -121,6 +137,9 @@ class Attack(ABC):
         seed: int = 0,
         callback: Callback | None = None,
         max_queries: int | None = None,
+        samples: int | None = None,
+        score_draws: int | None = None,
+        score_share: float | None = None,
     ) -> AttackResult:
         """Attack images; the arguments are those of `segprox.attack`.
 
@@ -130,6 +149,7 @@ class Attack(ABC):
             >>> segprox.Palma(steps=5)(torch.nn.Conv2d(3, 4, kernel_size=1), images, labels).norm.shape
             torch.Size([2])
         """
+        sampling = make_sampling(samples, score_draws, score_share)
         with nullcontext() if isinstance(model, Segmenter) else restored(model):
             segmenter = model if isinstance(model, Segmenter) else Segmenter(model)
             images = images.to(segmenter.device)
@@ -137,7 +157,7 @@ class Attack(ABC):
                 images, labels, target=target, ignore=ignore, mask=mask, protect=protect, threshold=threshold,
                 protect_threshold=protect_threshold, seed=seed,
             )  # fmt: skip
-            return self.run(segmenter, problem, callback, max_queries)
+            return self.run(segmenter, problem, callback, max_queries, sampling=sampling)
 
 
 class MinimalAttack(Attack):

@@ -32,6 +32,11 @@ class Ddn(MinimalAttack):
     rate: Annotated[float, Field(gt=0, lt=1, description="gamma: share by which the radius changes")] = 0.05
     levels: Annotated[int, Field(ge=0, description="grey levels that images are rounded to; 0: no rounding")] = 256
 
+    @property
+    def rounds_to(self) -> int:
+        """The steps between grey levels."""
+        return max(self.levels - 1, 0)
+
     def search(self, tracker: Tracker, report: ProgressReporter) -> None:
         """A step along the gradient, then onto the sphere."""
         problem, x = tracker.problem, tracker.problem.images

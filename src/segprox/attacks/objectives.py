@@ -14,8 +14,8 @@ from torch import Tensor
 from segprox.losses import Loss, cross_entropy, dlr, houdini, js_divergence, margin, tsallis
 from segprox.naming import Choices
 from segprox.problem import Problem
+from segprox.query import Query
 from segprox.registry import Registry
-from segprox.tracker import Query
 
 SHARPEST = 0.03  # the width of the smoothed step in the end, over the mean size of margins; 1 to begin with
 

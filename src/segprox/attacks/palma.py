@@ -14,7 +14,8 @@ from segprox.fusion import fusible
 from segprox.losses import Loss, choose, dlr_plus, margin, soft_margin
 from segprox.norms import NormName, distance, dual, per_image, project, scale, unit
 from segprox.problem import Problem
-from segprox.tracker import Query, Tracker
+from segprox.query import Query
+from segprox.tracker import Tracker
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -29,7 +30,7 @@ RESERVE = 0.005  # share of the pixels that are pushed though they need not give
 OPEN, LEAST_OPEN = 5.0, 0.001  # how open it is, in a descent, which class a pixel shall become, over missing pixels
 SWEEP_OPEN = 0.3  # the same where a sweep begins; it gets less along the sweep's cosine, whatever is missing
 TRIMS = 10  # queries that are kept back, in 8 bits, for undoing changes that are not needed
-HALF_LEVEL = 0.5 / 255  # shorter steps are invisible in 8 bits
+HALF_LEVEL = 0.5  # shorter steps are invisible in whole numbers
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -47,7 +48,7 @@ class Palma(MinimalAttack):
         (True, 4)
     """
 
-    paper: ClassVar[str] = "segprox, see docs/palma.md"
+    paper: ClassVar[str] = "segprox, see docs/why/palma.md"
 
     norm: Annotated[Literal["linf", "l2", "l1"], Field(description="how perturbations are measured")] = "linf"
     steps: Annotated[int, Field(ge=1, description="N: iterations; a longer run begins like a shorter one")] = 200
@@ -82,8 +83,14 @@ class Palma(MinimalAttack):
         int, Field(ge=0, description="leave out an image after so many steps without a norm 1 % smaller; 0: never")
     ] = 0
     bits: Annotated[
-        Literal[0, 8], Field(description="8: search among 8-bit images only, and change few values; 0: any image")
+        Literal[0, 8, 16],
+        Field(description="8 or 16: search among images of so many bits, and change few values; 0: any image"),
     ] = 0
+
+    @property
+    def rounds_to(self) -> int:
+        """The steps of 8 or 16 bits."""
+        return (1 << self.bits) - 1
 
     def cost(self) -> Cost:
         """N queries; the last leads nowhere and needs no gradient."""
@@ -100,7 +107,7 @@ class Palma(MinimalAttack):
         momentum = MOMENTUM[self.norm] if self.momentum == "auto" else self.momentum
         radius = RADIUS[self.norm] if self.radius == "auto" else self.radius
         rounds, ball, idle = Rounds(tracker, self.sweep), Ball(tracker, self.rate), Patience(tracker, self.patience)
-        trust = Trust(tracker, HALF_LEVEL if self.bits else 0.0)
+        trust = Trust(tracker, HALF_LEVEL / self.rounds_to if self.bits else 0.0)
         delta, direction = torch.zeros_like(x), torch.zeros_like(x)
         spare = Spare(tracker)
         mu = rested = torch.ones_like(x[:, 0])  # multipliers, and those that the last descent ended with
@@ -154,9 +161,9 @@ class Palma(MinimalAttack):
         return direction.sign() if self.norm == "linf" else unit(direction, self.norm)
 
     def _image(self, points: Tensor) -> Tensor:
-        """Points as they are queried: in the box, and in 8 bits if asked for."""
+        """Points as they are queried: in the box, and in whole numbers if asked for."""
         points = points.clamp(0, 1)
-        return points.mul_(255).round_().div_(255) if self.bits else points
+        return points.mul_(self.rounds_to).round_().div_(self.rounds_to) if self.bits else points
 
     def _trim(self, tracker: Tracker, report: ProgressReporter, best: Tensor, direction: Tensor) -> None:
         """Undo as many changes as the success survives: those along which the constraints change least go first.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from segprox.attacks.base import FIELDS
 from segprox.attacks.primal_dual import Adam, PrimalDual
+from segprox.devices import together
 from segprox.norms import distance, scale
 from segprox.prox import prox_norm
 
@@ -44,6 +45,6 @@ class Pdpgd(PrimalDual):
             change = distance(ahead - z, "l2") / distance(z, "l2").clamp(min=1e-12)
             z = torch.where(running.view(-1, 1, 1, 1), ahead, z)
             running &= change > ENOUGH
-            if z.device.type == "cpu" and not running.any():  # elsewhere to ask would be to wait
+            if not together(z) and not running.any():  # elsewhere to ask would be to wait
                 break
         return z

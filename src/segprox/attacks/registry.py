@@ -21,6 +21,7 @@ from segprox.attacks.pdgd import Pdgd
 from segprox.attacks.pdpgd import Pdpgd
 from segprox.attacks.pgd import Pgd
 from segprox.attacks.sea import Sea
+from segprox.attacks.square import Square, SquareMinimal
 from segprox.errors import SegproxError
 from segprox.naming import Description, describe_fields, refusal
 from segprox.registry import Registry
@@ -101,6 +102,8 @@ ATTACKS: Registry[Named] = Registry(
         "tsallis": Named("APGD on the Tsallis loss, q from -2 to 1", Apgd, {"objective": "tsallis"}, paper=TSALLIS),
         "anneal": Named("momentum on a smoothed APSR, ever finer: the most damage", Anneal),
         "sea": Named("the worst of three APGD", Sea),
+        "square": Named("random search with squares, without gradients", Square),
+        "square-minimal": Named("random search with squares, without gradients, for the smallest norm", SquareMinimal),
     },
 )
 

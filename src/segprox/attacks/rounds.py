@@ -9,7 +9,8 @@ from torch.nn.functional import softplus
 
 from segprox.fusion import fusible
 from segprox.norms import distance, elementwise_, per_image
-from segprox.tracker import Query, Tracker
+from segprox.query import Query
+from segprox.tracker import Tracker
 
 FASTEST_SHRINK, SLOWEST_SHRINK, FASTEST_GROWTH = -2.0, -0.3, 1.0  # of log radius, in units of the rate
 HASTE = 2.0  # what is added to the growth as long as all pixels are missing: such a ball is much too small
@@ -56,25 +57,23 @@ class Rounds:
 
     def __init__(self, tracker: Tracker, sweep: int) -> None:
         self.tracker = tracker
-        self.index = torch.zeros_like(tracker.forwards)  # [B]: even in descents, odd in sweeps
+        self.sweeping = torch.zeros_like(tracker.best.success)  # bool [B]: which images are in a sweep
         self.age = torch.zeros_like(tracker.forwards)  # [B]: queries of the round
         self.mark = torch.full_like(tracker.best.norm, torch.inf)  # [B]: the best norm when last looked at
         self.enough = torch.full_like(self.mark, SETTLED)  # [B]: the share of it at which a descent is over
         self.length = torch.full_like(tracker.forwards, sweep)  # [B]: of the next sweep
+        self.wave = torch.ones_like(self.mark)  # [B]: from 1 to 0 over a sweep, along half a cosine
 
-    @property
-    def sweeping(self) -> Tensor:
-        """Which images are in a sweep, bool `[B]`."""
-        return self.index % 2 == 1
-
+    @fusible
     def count(self) -> None:
         """One more query."""
-        self.age += 1
+        self.age = self.age + 1
+        share = (self.age - 1) / (self.length - 1)
+        self.wave = (1 + torch.cos(math.pi * share.clamp(max=1))) / 2
 
     def anneal(self, first: float, last: float) -> Tensor:
         """From the first value to the last along half a cosine over a sweep, `[B]`."""
-        share = (self.age - 1) / (self.length - 1)
-        return (last + (first - last) * (1 + torch.cos(math.pi * share.clamp(max=1))) / 2).to(self.mark.dtype)
+        return (last + (first - last) * self.wave).to(self.mark.dtype)
 
     @fusible
     def over(self, leaping: Tensor) -> Tensor:
@@ -90,14 +89,14 @@ class Rounds:
         self.enough = torch.where(swept, torch.where(fruitless, EXHAUSTED, SETTLED), self.enough)
         self.length = torch.where(swept, 2 * self.length, self.length)
         self.mark = torch.where(look, self.tracker.best.norm, self.mark)
-        self.mark = torch.where(leaping & ~self.sweeping, torch.inf, self.mark)
+        self.mark.masked_fill_(leaping & ~self.sweeping, torch.inf)
         return over
 
     @fusible
     def restart(self, over: Tensor) -> None:
         """Begin the next round of these images."""
-        self.index = self.index + over
-        self.age = torch.where(over, 0, self.age)
+        self.sweeping = self.sweeping ^ over
+        self.age.masked_fill_(over, 0)
 
 
 class Ball:
@@ -138,11 +137,11 @@ class Ball:
         share = torch.where(swept, INSIDE, LEEWAY)
         radius = torch.minimum(share.to(self.radius.dtype) * self.tracker.best.norm, self.farthest)
         self.radius = torch.where(over & self.tracker.best.success, radius, self.radius)
-        self.pace = torch.where(over, GENTLE, self.pace)
-        self.leap = torch.where(over, LEAP / 2, self.leap)
+        self.pace.masked_fill_(over, GENTLE)
+        self.leap.masked_fill_(over, LEAP / 2)
         self.regrown = self.regrown & ~over
-        self.missing = torch.where(over, 1.0, self.missing)
-        self.since = torch.where(over, 1, self.since)
+        self.missing.masked_fill_(over, 1.0)
+        self.since.masked_fill_(over, 1)
 
     @fusible
     def fit(self, query: Query, rounds: Rounds, length: Tensor, kept: Tensor) -> Tensor:
@@ -162,11 +161,13 @@ class Ball:
         self.stiff = torch.where(success & ~rounds.sweeping, length < STIFF * self.radius, self.stiff)
         stiff = self.stiff & ~rounds.sweeping
         self.leap = torch.where(success & stiff & self.regrown, self.leap / 2, self.leap)
-        hopeful = self._hopeful(missing) | stiff & (self.since <= GRACE)
+        excess = (missing / self.allowed).log()  # negative when few enough are missing
+        past = (1 - 2 / (self.since + 1)).clamp(0, RECENT)  # its weight in the mean: short at first, when all is new
+        hopeful = self._hopeful(missing, excess, past) | stiff & (self.since <= GRACE)
         # A ball that cannot be crossed with such steps is large enough: then the steps are what is too short, unless
         # even these do not keep their promise. Such steps must get shorter still, or both would grow without end.
         short = begun & ~(success | hopeful | rounds.sweeping) & (length < SHORT * self.radius)
-        change = torch.where(success, self._shrink(missing, rounds, stiff), self._growth(missing, rounds, stiff))
+        change = self._change(missing, excess, success, rounds, stiff)
         change = torch.where(begun & (success | ~hopeful) & ~short, change, 0.0)
         reached = torch.where(rounds.sweeping, query.norm, self.tracker.best.norm)
         held = torch.where(success & begun, torch.minimum(self.radius, reached), self.radius)
@@ -177,34 +178,25 @@ class Ball:
         self.regrown = known & ~success & (self.regrown | (grown > 1))
         pace = self.pace * torch.where(success, FASTER, torch.where(known, SLOWER, 1.0)).to(self.pace.dtype)
         self.pace = torch.where(begun & ~stiff, pace.clamp(*PACES), self.pace)
-        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, self._past().to(missing.dtype)))
-        self.since = torch.where(success, 1, self.since + 1)
+        self.missing = torch.where(success, missing, torch.lerp(missing, self.missing, past.to(missing.dtype)))
+        self.since = (self.since + 1).masked_fill_(success, 1)
         along = torch.where(known, 0.5, (1 + missing.square()) / 2).to(grown.dtype)  # at first steps grow with the ball
         return torch.where(short, torch.where(kept, LONGER, 1.0).to(grown.dtype), grown**along)
 
-    def _past(self) -> Tensor:
-        """The weight of the past in the mean of missing pixels, `[B]`: short at first, when all is new."""
-        return (1 - 2 / (self.since + 1)).clamp(0, RECENT)
-
-    def _hopeful(self, missing: Tensor) -> Tensor:
+    def _hopeful(self, missing: Tensor, excess: Tensor, past: Tensor) -> Tensor:
         """Where enough pixels will have given way soon, if it goes on as it did lately, bool `[B]`."""
-        left = (missing / self.allowed).log().clamp(min=0)
         lately = (self.missing / missing.clamp(min=torch.finfo(missing.dtype).tiny)).log()  # over 1 / (1 - past) steps
-        return PATIENCE * lately * (1 - self._past()) > left
+        return PATIENCE * lately * (1 - past) > excess.clamp(min=0)
 
-    def _shrink(self, missing: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
-        """The change of log radius after a success, `[B]`: by how clear it is, or a leap."""
-        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), self.pace)
-        clear = (missing / self.allowed).log().clamp(FASTEST_SHRINK, SLOWEST_SHRINK)
-        return torch.where(stiff, -self.leap, rate * clear)
-
-    def _growth(self, missing: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
-        """The change of log radius where there is no success and no hope, `[B]`: by how many pixels are missing."""
-        pace = torch.where(stiff, self.leap.clamp(max=self.rate), self.pace)
-        rate = torch.where(self.tracker.best.success, pace, self.rate)
-        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), rate)
-        fastest = FASTEST_GROWTH + torch.where(self.tracker.best.success, 0.0, HASTE * missing**4)
-        return rate * (missing / self.allowed).log().clamp(min=0).minimum(fastest)
+    def _change(self, missing: Tensor, excess: Tensor, success: Tensor, rounds: Rounds, stiff: Tensor) -> Tensor:
+        """The change of log radius, `[B]`: by how clear a success is, or a leap; else by how much is missing."""
+        known = self.tracker.best.success
+        growth = torch.where(known, torch.where(stiff, self.leap.clamp(max=self.rate), self.pace), self.rate)
+        descent = torch.where(success, self.pace, growth)
+        rate = torch.where(rounds.sweeping, rounds.anneal(self.rate, LAST_RATE), descent)
+        fastest = FASTEST_GROWTH + torch.where(known, 0.0, HASTE * missing**4)
+        clear, lacking = excess.clamp(FASTEST_SHRINK, SLOWEST_SHRINK), excess.clamp(min=0).minimum(fastest)
+        return torch.where(success & stiff, -self.leap, rate * torch.where(success, clear, lacking))
 
 
 class Trust:
@@ -245,4 +237,4 @@ class Trust:
     def restart(self, over: Tensor) -> None:
         """The next descent goes on with steps as they were in the last one, a little longer."""
         self.length = torch.where(over, AGAIN * self.length, self.length)
-        self.predicted = torch.where(over, 0.0, self.predicted)
+        self.predicted.masked_fill_(over, 0.0)

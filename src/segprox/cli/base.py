@@ -94,6 +94,8 @@ def assignments(texts: Sequence[str]) -> dict[str, object]:
         field, equals, value = text.partition("=")
         if not equals or not field:
             raise SegproxError(f"--set takes FIELD=VALUE, such as step_size=0.01, but got {text!r}")
+        if field.strip() in pairs:
+            raise SegproxError(f"--set says {field.strip()} twice; leave one of them out")
         pairs[field.strip()] = value.strip()
     return pairs
 

@@ -18,22 +18,29 @@ def check(
     model: Annotated[str, typer.Option(help="See: segprox list models.")],
     dataset: Annotated[str, typer.Option(help="See: segprox list datasets.")] = "demo",
     limit: Annotated[int, typer.Option(min=1, help="How many images.")] = 4,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="The model answers at random, and evaluate will get this --samples.")
+    ] = None,
 ) -> None:
     """Look for what would make robustness figures of a model meaningless: a table of green, amber and red.
 
-    Looks at how the model is fed, what it returns, whether it repeats itself, and its gradients. Nothing is attacked.
+    Looks at how the model is fed, what it returns, whether it repeats itself, and its gradients, which two short
+    attacks compare with random search.
     The exit code is 1 if anything is red.
     """
+    from segprox.bands import bands_of
     from segprox.data import load_dataset
     from segprox.models import load_model
     from segprox.report.terminal import check_table
     from segprox.run import check_model
 
-    segmenter, data = load_model(model), load_dataset(dataset)
-    samples = [data[i] for i in range(min(limit, len(data)))]
+    data = load_dataset(dataset)
+    segmenter = load_model(model, bands=bands_of(data))
+    images = [data[i] for i in range(min(limit, len(data)))]
     with out.status(f"checking {model}"):
-        checks = check_model(segmenter, samples, ignore=data.ignore, num_classes=len(data.classes) or None)
-    out.print(check_table(checks, f"{model} on {len(samples)} image{'s' * (len(samples) > 1)} of {dataset}"))
+        classes = len(data.classes) or None
+        checks = check_model(segmenter, images, ignore=data.ignore, num_classes=classes, draws=samples)
+    out.print(check_table(checks, f"{model} on {len(images)} image{'s' * (len(images) > 1)} of {dataset}"))
     red, amber = (sum(check.verdict == colour for check in checks) for colour in ("red", "amber"))
     if red:
         out.print(f"Not fit to be evaluated yet: red in {red} of {len(checks)} checks.")
@@ -109,6 +116,7 @@ def _table_of_memory(name: str, height: int, width: int) -> Table:
 
     from segprox.attacks import state_bytes
     from segprox.models import held_bytes, load_model, make_lean
+    from segprox.models.lean.self_check import input_channels
 
     table = plain_table("gradient", numbers=("held", "share", "with logits and attack"))
     held: dict[str, int] = {}
@@ -117,9 +125,10 @@ def _table_of_memory(name: str, height: int, width: int) -> Table:
         if kind != "plain":
             make_lean(network, recompute="recompute" in kind)
         with torch.no_grad():
-            num_classes = network.logits(torch.rand(1, 3, 64, 64)).shape[1]
+            channels = input_channels(network)
+            num_classes = network.logits(torch.rand(1, channels, 64, 64)).shape[1]
         network = network.to("meta")
-        held[kind] = held_bytes(network, torch.rand(1, 3, height, width, device="meta"))
+        held[kind] = held_bytes(network, torch.rand(1, channels, height, width, device="meta"))
         in_all = held[kind] + state_bytes(height, width, num_classes)
         share = f"1/{held['plain'] / max(held[kind], 1):.1f}"
         table.add_row(kind, f"{held[kind] / 2**30:.2f}", share, f"{in_all / 2**30:.2f}")
@@ -153,7 +162,7 @@ def _list_datasets() -> None:
 
 
 def _list_models() -> None:
-    from segprox.models import MODELS, PAPER_MODELS, SOURCES, ModelOptions, load_model
+    from segprox.models import LEFT_OUT_MODELS, MODELS, PAPER_MODELS, SOURCES, ModelOptions, load_model
     from segprox.naming import describe_fields
 
     table = plain_table("model", "what it is", "install")
@@ -164,6 +173,7 @@ def _list_models() -> None:
         table.add_row(source.example, source.about, f"segprox[{source.extra}]" if source.extra else "")
     out.print(table)
     out.print("The paper's models: " + ", ".join(PAPER_MODELS))
+    out.print("Those it left out for want of memory: " + ", ".join(LEFT_OUT_MODELS))
     out.print("Options go after a ?, joined by &, such as ?checkpoint=FILE&device=cuda:")
     options = plain_table("option", "default", "meaning")
     for row in describe_fields(ModelOptions()):

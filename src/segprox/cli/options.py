@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segprox.cli.base import assignments
+from segprox.errors import SegproxError
 
 if TYPE_CHECKING:
     from segprox.run.execution import Execution
@@ -60,7 +61,7 @@ def takes(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Calla
 
 def execution_options(
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, ...; with --workers a list such as cuda:0,cuda:1.")
+        str | None, typer.Option(help="cpu, cuda, mps; with --workers a list such as cuda:0,cuda:1.")
     ] = None,
     lean: Annotated[
         bool | None,
@@ -74,7 +75,9 @@ def execution_options(
         bool, typer.Option("--compile", help="torch.compile the model and small pieces of attacks.")
     ] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format, faster on many GPUs.")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Deterministic algorithms on GPUs; refused where torch has none.")
+    ] = False,
     engine: Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")] = EngineName.LOCAL,
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes on this machine, or Ray actors.")] = 1,
     address: Annotated[
@@ -84,19 +87,31 @@ def execution_options(
     threads: Annotated[
         int, typer.Option(min=1, max=1024, help="Threads of each worker. More change the last digits of results.")
     ] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Images of one size attacked together: for GPUs.")] = 1,
+    batch: Annotated[
+        int,
+        typer.Option(min=1, help="Images of one size attacked together, for GPUs, where 1 is the reproducible choice."),
+    ] = 1,
+    look_every: Annotated[
+        int,
+        typer.Option(
+            "--look-every",
+            min=1,
+            help="Look at every so many-th query which images of a batch are done, for attacks that leave them out.",
+        ),
+    ] = 1,
 ) -> "Execution":
-    """How an evaluation is executed: none of it changes what comes out."""
+    """How an evaluation is executed: on CPUs none of it changes what comes out, elsewhere rounding may."""
     import torch
 
+    from segprox.devices import use_deterministic
     from segprox.run.execution import Execution
 
     torch.set_num_threads(threads)
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much of torch
-        torch.use_deterministic_algorithms(deterministic)
+    use_deterministic(deterministic)
+    devices = () if device is None else tuple(device.split(","))
     return Execution(
-        engine=engine.value, workers=workers, address=address, devices=tuple(device.split(",") if device else ()),
-        threads=threads, batch=batch, lean=lean, compile=compile_, channels_last=channels_last,
+        engine=engine.value, workers=workers, address=address, devices=devices, threads=threads,
+        batch=batch, lean=lean, compile=compile_, channels_last=channels_last, look_every=look_every,
     )  # fmt: skip
 
 
@@ -112,7 +127,8 @@ SaveOption = Annotated[
     list[str] | None,
     typer.Option(
         "--save",
-        help="Keep float (safetensors, lossless), png (8-bit), or previews only (preview, the default); repeat.",
+        help="Keep float (safetensors, lossless), png (8-bit; of other bands an .npy, as files hold them), or previews "
+        "only (preview, the default); repeat.",
     ),
 ]
 MaxQueriesOption = Annotated[
@@ -126,6 +142,16 @@ def settings_options(
     threshold: Annotated[float, typer.Option(help="The share of pixels that makes a success.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
     max_queries: MaxQueriesOption = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="For models that answer at random: draws of every query, which are averaged."),
+    ] = None,
+    score_draws: Annotated[
+        int | None, typer.Option(min=1, show_default="20", help="With --samples: draws by which an image is judged.")
+    ] = None,
+    score_share: Annotated[
+        float | None, typer.Option(show_default="0.5", help="With --samples: the share of those that must be broken.")
+    ] = None,
     save: SaveOption = None,
     precision: Annotated[
         str | None, typer.Option(help="bfloat16 or float16 for gradients; successes are verified in float32.")
@@ -137,6 +163,7 @@ def settings_options(
 
     return checked(
         Settings, "an evaluation", limit=limit, until=until, threshold=threshold, seed=seed, max_queries=max_queries,
+        samples=samples, score_draws=score_draws, score_share=score_share,
         save=tuple(save or ["preview"]), model_options={"precision": precision} if precision else {},
     )  # fmt: skip
 
@@ -149,7 +176,10 @@ def field_options(
     ] = None,
 ) -> dict[str, Any]:
     """Fields of attacks that are to be other than their defaults."""
-    return assignments(set_ or []) | ({} if steps is None else {"steps": steps})
+    fields = assignments(set_ or [])
+    if steps is not None and "steps" in fields:
+        raise SegproxError(f"--steps {steps} and --set steps={fields['steps']} say it twice; leave one out")
+    return fields | ({} if steps is None else {"steps": steps})
 
 
 ModelOption = Annotated[str, typer.Option(help="See: segprox list models.")]

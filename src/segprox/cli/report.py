@@ -50,7 +50,8 @@ def report(
     out.print(
         f"Tables (Markdown, LaTeX, CSV) and figures ({', '.join(map(str.upper, formats))}) are in {out_dir.as_posix()}/"
     )
-    out.print(f"Open {(out_dir / page.path.name).as_posix()} ({page.bytes / 1e6:.1f} MB).")
+    beside = f", with {page.beside / 1e6:.0f} MB of pictures beside it" if page.beside else ""
+    out.print(f"Open {page.path.as_posix()} ({page.bytes / 1e6:.1f} MB{beside}).")
 
 
 @app.command()
@@ -103,7 +104,9 @@ def require_(
     folders: RunsArgument,
     file: Annotated[Path | None, typer.Option(help="A YAML file: a list of requirements.")] = None,
     withstand: Annotated[str | None, typer.Option(metavar="SIZE", help="A size such as 2/255, with --share.")] = None,
-    share: Annotated[float, typer.Option(help="The share of images that must withstand that size.")] = 0.9,
+    share: Annotated[
+        float | None, typer.Option(help="The share of images that must withstand that size.", show_default="0.9")
+    ] = None,
     accuracy: Annotated[float | None, typer.Option(help="The least pixel accuracy at --epsilon.")] = None,
     class_: Annotated[str | None, typer.Option("--class", metavar="NAME", help="A class, with --iou.")] = None,
     iou: Annotated[float | None, typer.Option(help="The least IoU of that class at --epsilon.")] = None,
@@ -120,9 +123,15 @@ def require_(
 
     if (accuracy is not None or iou is not None) and epsilon is None:
         raise SegproxError("--accuracy and --iou need --epsilon, such as --epsilon 1/255")
+    if epsilon is not None and accuracy is None and iou is None:
+        raise SegproxError("--epsilon goes with --accuracy and --iou; the size for --withstand is its own value")
+    if share is not None and withstand is None:
+        raise SegproxError("--share goes with --withstand, as in --withstand 2/255 --share 0.9")
     if (class_ is None) != (iou is None):
         raise SegproxError("--class and --iou go together, as in --class person --iou 0.4 --epsilon 1/255")
-    given: list[dict[str, object]] = [{"withstand": withstand, "share": share}] if withstand is not None else []
+    given: list[dict[str, object]] = (
+        [{"withstand": withstand, "share": 0.9 if share is None else share}] if withstand is not None else []
+    )
     given += [{"accuracy": accuracy, "epsilon": epsilon}] if accuracy is not None else []
     given += [{"class": class_, "iou": iou, "epsilon": epsilon}] if iou is not None else []
     wanted = load_requirements(file) if file is not None else []

@@ -1,4 +1,4 @@
-"""Evaluations: segprox evaluate, run, audit, spec, runs, verify."""
+"""Evaluations: segprox evaluate, run, audit, spec, runs, verify, transfer."""
 
 from contextlib import nullcontext
 from importlib import resources
@@ -121,7 +121,7 @@ def audit(
 
 @app.command("spec")
 def print_spec(
-    name: Annotated[str, typer.Argument(help="paper: its whole evaluation; example: a small one; or a file of yours.")],
+    name: Annotated[str, typer.Argument(help="example, paper (its whole evaluation), beyond (and more), or a file.")],
     count: Annotated[
         bool, typer.Option("--count", help="Say how many runs, images and queries it has instead.")
     ] = False,
@@ -134,7 +134,7 @@ def print_spec(
     shipped = resources.files("segprox.run") / "specs" / f"{name}.yaml"
     with resources.as_file(shipped) if shipped.is_file() else nullcontext(Path(name)) as file:
         if not is_file(file):
-            raise SegproxError(f"there is no spec {name!r}; there are: example, paper, and files of yours")
+            raise SegproxError(f"there is no spec {name!r}; there are: example, paper, beyond, and files of yours")
         if count:
             print_counts(Spec.read(file).runs())
         else:
@@ -169,6 +169,7 @@ def verify(
     import torch
 
     from segprox.cli.status import print_runs
+    from segprox.report.units import Unit, is_eight_bit
     from segprox.run.store import stores
     from segprox.run.verify import verify_run
 
@@ -177,12 +178,39 @@ def verify(
     for store in stores(folder):
         for found in verify_run(store, device):
             disagree += found.images - found.agree
-            norm = "-" if found.median_linf is None else f"{found.median_linf * 255:.3f}"
+            unit = Unit("linf", is_eight_bit(store.header))
+            percent = "" if unit.eight_bit else "%"
+            norm = "-" if found.median_linf is None else f"{found.median_linf * unit.factor:.3f}{percent}"
             agree = f"{found.agree}/{found.images}"
             rows.append((store.run, (found.kind, norm, f"{found.broken}/{found.images}", agree)))
     if not rows:
         raise SegproxError(f"nothing is saved in {folder}: evaluate with --save float or --save png")
-    print_runs(rows, "saved as", "linf x 255", "broken", "agree")
+    unit_name = "linf x 255, or % of range" if any("%" in cells[1] for _, cells in rows) else "linf x 255"
+    print_runs(rows, "saved as", unit_name, "broken", "agree")
     if disagree:
         out.print(f"{disagree} saved images are not what their records say.")
         raise typer.Exit(1)
+
+
+@app.command()
+def transfer(
+    folder: Annotated[Path, typer.Argument(help="What evaluate or run wrote to, with --save float or --save png.")],
+    model: Annotated[list[str], typer.Option(help="A model to score the saved images on; may be repeated.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="labels|prediction",
+            show_default="labels where the classes are the same",
+            help="Measure by the labels, or by each model's own prediction of the clean image.",
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """Score saved images on other models: a matrix of the model attacked and the model scored. report shows it too."""
+    import torch
+
+    from segprox.api import transfer as score
+    from segprox.report.tables import to_screen
+
+    torch.set_num_threads(1)
+    out.print(*map(to_screen, score(folder, model, reference=reference, device=device).tables))  # type: ignore[arg-type]  # checked there

@@ -11,7 +11,7 @@ from segprox.errors import told
 from segprox.report.findings import until_sentence
 from segprox.report.progress import found_text
 from segprox.report.results import RunResults, results_of
-from segprox.run.evaluate import Evaluation, Status, estimate, time_model
+from segprox.run.evaluate import Evaluation, Status, estimate, most_queries, time_model
 from segprox.run.plan import Run
 from segprox.run.worker import prepare
 
@@ -54,8 +54,9 @@ def print_lines(lines: Sequence[Line]) -> None:
         if line.until is not None:
             out.print(f"{line.run.attack}, {line.run.goal}: {line.until}.")
     out.print(
-        "A median is the smallest size that breaks at least half of the images: linf in 255ths, or the norm that is "
-        "named; an image that was not broken counts as 255/255, or as infinite. APSR: the share of pixels that are as "
+        "A median is the smallest size that breaks at least half of the images: linf in 255ths (of images that are not "
+        "of 8 bits, in % of their range), or the norm that is named; an image that was not broken counts as the whole "
+        "range, or as infinite. APSR: the share of pixels that are as "
         "the attack wants.",
         style="dim",
     )
@@ -110,7 +111,7 @@ def print_counts(runs: Sequence[Run]) -> None:
             table.add_row(dataset, "?", f"{len(some):,}", "?", "?")
             continue
         images = min(images, some[0].settings.limit or images)
-        cost = sum(sum(run.attack.make().cost()) for run in some)
+        cost = sum(sum(most_queries(run)) for run in some)
         table.add_row(dataset, *(f"{n:,}" for n in (images, len(some), images * len(some), images * cost)))
         attacked, queries = attacked + images * len(some), queries + images * cost
     out.print(table)

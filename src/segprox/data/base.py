@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from typing import ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
 
+import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -15,6 +16,7 @@ from segprox.errors import SegproxError
 Colour = tuple[int, int, int]
 MOST_CLASSES = 1 << 16  # labels have at most 16 bits
 VOID = 255  # the label of pixels that do not count
+NODATA = -2  # the label of pixels that hold no data: they do not count and are never changed
 VOID_COLOUR: Colour = (224, 224, 192)  # as in Pascal VOC's own pictures
 OPTIONS = ConfigDict(extra="forbid")  # of every source: a misspelt option must not pass unnoticed
 
@@ -30,12 +32,14 @@ class Sample(NamedTuple):
     """
 
     name: str  # unique within its dataset
-    image: Tensor  # float [3, H, W] in [0, 1]
+    image: Tensor  # float [C, H, W] in [0, 1]: shares of the range that the dataset declares, 3 bands of 0..255 mostly
     label: Tensor  # int64 [H, W]: a class, or one of the dataset's ignore values
 
 
 class Dataset(Protocol):
     """A sequence of samples; reading one of them reads nothing else.
+
+    It may have `bands` as well, `Bands` that say what values mean if they are not those of 8-bit pictures.
 
     Example:
         >>> import segprox
@@ -130,4 +134,4 @@ def with_own_labels(sample: Sample, prediction: Tensor) -> Sample:
             f"the prediction of {sample.name} must have shape {list(sample.label.shape)}, like its image, "
             f"but has {list(prediction.shape)}"
         )
-    return sample._replace(label=prediction.long())
+    return sample._replace(label=torch.where(sample.label == NODATA, NODATA, prediction.long()))

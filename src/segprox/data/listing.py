@@ -11,8 +11,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as options_class
+from torch import Tensor
 
-from segprox.data.base import OPTIONS, VOID, Colour, DatasetSource, Sample
+from segprox.bands import EIGHT_BIT, Bands
+from segprox.data.arrays import ARRAYS, DeclaredValues
+from segprox.data.base import NODATA, OPTIONS, VOID, Colour, DatasetSource, Sample
 from segprox.data.files import ImageLocation, Labels, SizeRule, read_image, to_labels, to_tensor
 from segprox.errors import SegproxError
 from segprox.text import from_home, is_file, is_folder, read_text
@@ -38,6 +41,14 @@ class PictureDataset:
     read_label: Callable[[ImageLocation], Labels] | None  # None: the pictures have no labels
     size: str = "native"
     ignore: tuple[int, ...] = (VOID,)
+    declared: DeclaredValues | None = None  # None: 8-bit pictures
+
+    @cached_property
+    def bands(self) -> Bands:
+        """What values mean; whether they are whole is seen in the first image that can be read."""
+        if self.declared is None:
+            return EIGHT_BIT
+        return self.declared.bands(entry.image for entry in self.entries)
 
     @property
     def labelled(self) -> bool:
@@ -56,18 +67,24 @@ class PictureDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         entry = self.entries[index]
-        picture = read_image(entry.image)
-        image = to_tensor(picture, self.size)
-        if self.read_label is None or entry.label is None:
-            return Sample(entry.name, image, torch.full(image.shape[1:], VOID))
-        labels = self.read_label(entry.label)
-        height, width = labels.shape
-        if (width, height) != picture.size:
-            raise SegproxError(
-                f"label {entry.label} is {width} x {height} pixels but its image {entry.image} is "
-                f"{picture.width} x {picture.height}; they must have the same size"
-            )
-        return Sample(entry.name, image, to_labels(labels, self.size))
+        image, stored_size, nodata = self._read(entry.image)
+        label = torch.full(image.shape[1:], VOID)
+        if self.read_label is not None and entry.label is not None:
+            labels = self.read_label(entry.label)
+            if labels.shape[::-1] != stored_size:
+                raise SegproxError(
+                    f"label {entry.label} is {labels.shape[1]} x {labels.shape[0]} pixels but its image {entry.image} "
+                    f"is {stored_size[0]} x {stored_size[1]}; they must have the same size"
+                )
+            label = to_labels(labels, self.size)
+        return Sample(entry.name, image, label if nodata is None else label.masked_fill_(nodata, NODATA))
+
+    def _read(self, place: ImageLocation) -> tuple[Tensor, tuple[int, int], Tensor | None]:
+        """An image, its width and height as it is stored, and which of its pixels hold no data, if that is declared."""
+        if self.declared is not None:
+            return self.declared.read(place, self.bands, self.size)
+        picture = read_image(place)
+        return to_tensor(picture, self.size), picture.size, None
 
 
 def slice_of(text: str) -> slice:
@@ -164,14 +181,14 @@ def _refuse_repeats(names: Iterable[str], by_name: dict[str, Entry]) -> None:
 def plain_name(text: str) -> str:
     """A file's name without its folder and the ending of a picture."""
     path = Path(text)
-    return path.stem if path.suffix.lower() in SUFFIXES else path.name
+    return path.stem if path.suffix.lower() in (*SUFFIXES, *ARRAYS) else path.name
 
 
-def pictures_in(folder: Path, ending: str = "") -> list[Path]:
+def pictures_in(folder: Path, ending: str = "", suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """The pictures in a folder whose name (without .png and the like) ends so, sorted by name."""
     if not folder.is_dir():
         raise SegproxError(f"there is no folder {folder}; check the dataset's root and split")
-    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.stem.endswith(ending))
+    found = (path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.stem.endswith(ending))
     # hidden files such as ._a.png, which some systems leave behind, are no pictures
     return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: path.name)
 
@@ -188,5 +205,5 @@ def first_folder(candidates: Sequence[Path], having: str, what: str) -> Path:
         if (folder / having).is_dir():
             return folder
     raise SegproxError(
-        f"there is no {having} in {candidates[0]}, so it is not {what}; see docs/your-data.md for layouts"
+        f"there is no {having} in {candidates[0]}, so it is not {what}; see docs/how-to/your-data.md for layouts"
     )

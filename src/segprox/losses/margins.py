@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from segprox.devices import together
 from segprox.losses.base import Loss, choose
 from segprox.losses.strips import in_strips
 
@@ -126,7 +127,7 @@ def _largest(logits: Tensor, count: int) -> list[Tensor]:
     On CPUs insertion by minima and maxima, one class plane after the other: vectorised, unlike topk over a strided
     axis. Elsewhere one maximum after the other, each over all classes: few operations, whatever K is.
     """
-    if logits.device.type != "cpu":
+    if together(logits):
         return _maxima(logits, min(count, logits.shape[1]))
     planes = logits.unbind(1)
     ranked = [planes[0].clone()]
@@ -155,7 +156,7 @@ def _own_and_other(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The logit of each pixel's label, and the largest of the other classes, `[B, H, W]` each."""
     index = labels.unsqueeze(1)
     own = logits.gather(1, index).squeeze(1)
-    if logits.device.type != "cpu":
+    if together(logits):
         return own, logits.scatter(1, index, -torch.inf).amax(1)
     first, second = _largest(logits, 2)
     return own, torch.where(own == first, second, first)
@@ -170,7 +171,7 @@ def _gradient(
     value. The first of these values is another class's, so its weight leaves out the label.
     """
     (other, at_other), *rest = terms
-    if logits.device.type != "cpu":
+    if together(logits):
         gradient = (logits == other.unsqueeze(1)) * at_other.unsqueeze(1)
         for value, weight in rest:
             gradient.addcmul_((logits == value.unsqueeze(1)).to(weight.dtype), weight.unsqueeze(1))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segprox.devices import free_bytes
+from segprox.devices import free_bytes, together
 from segprox.losses.base import Loss
 
 LARGEST = 1 << 25  # bytes of logits that are looked at as a whole
@@ -53,7 +53,7 @@ def _strip_bytes(logits: Tensor) -> int:
     """The most bytes of logits that are looked at together."""
     if logits.nbytes <= LARGEST:
         return LARGEST
-    return STRIP if logits.device.type == "cpu" else free_bytes(logits.device) // (2 * COPIES)
+    return free_bytes(logits.device) // (2 * COPIES) if together(logits) else STRIP
 
 
 def _strips(logits: Tensor, strip: int) -> Iterator[slice]:

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from segprox.bands import EIGHT_BIT, Bands
 from segprox.errors import SegproxError, explained
 from segprox.models.demo import load_demo
 from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
 from segprox.models.options import PREPROCESSING, ModelOptions
-from segprox.models.segmenter import Segmenter, restored
+from segprox.models.segmenter import Segmenter, copy_wrapper, restored
 from segprox.models.sources import SOURCES, ModelSource, ddcat, mmseg
 from segprox.models.sources.base import Network
 from segprox.naming import Name, checked
@@ -23,25 +24,29 @@ MODELS: Registry[Callable[[], Segmenter | nn.Module]] = Registry(
 )
 
 # Of its tables; names as `load_model` takes them.
-PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PRESETS), *(f"ddcat:{name}" for name in ddcat.PRESETS))
+PAPER_MODELS = (*(f"mmseg:{name}" for name in mmseg.PAPER), *(f"ddcat:{name}" for name in ddcat.PRESETS))
+LEFT_OUT_MODELS = tuple(f"mmseg:{name}" for name in mmseg.LEFT_OUT)  # by the paper, for want of memory
 
 Make = TypeVar("Make", bound=Callable[[], Segmenter | nn.Module])
 Build = TypeVar("Build", bound=Callable[[str, ModelOptions], Network | Segmenter | nn.Module])
 AUTO_BYTES = 1024  # held per pixel: a network that holds less needs no help, and is slower with it
 
 __all__ = [
-    "MODELS", "PAPER_MODELS", "SOURCES", "Leanness", "ModelOptions", "Network", "Segmenter", "build_model",
-    "fold_batch_norms", "held_bytes", "list_models", "load_model", "make_lean", "model_options", "register_model",
-    "register_model_source", "restored", "settle",
+    "LEFT_OUT_MODELS", "MODELS", "PAPER_MODELS", "SOURCES", "Leanness", "ModelOptions", "Network", "Segmenter",
+    "build_model", "copy_wrapper", "fold_batch_norms", "held_bytes", "list_models", "load_model", "make_lean",
+    "model_options",
+    "register_model", "register_model_source", "restored", "settle",
 ]  # fmt: skip
 
 
-def load_model(name: str, **options: Any) -> Segmenter:
+def load_model(name: str, *, bands: Bands = EIGHT_BIT, **options: Any) -> Segmenter:
     """The model of that name, ready to be attacked.
 
     Args:
         name: `demo-standard`, `demo-robust`, or `source:identifier`, with options after a `?`; see
             `segprox list models`.
+        bands: of the dataset, as in `load_dataset(...).bands`: if it declares a range, the network is fed values in it,
+            unless the model says its own.
         options: fields of `ModelOptions`, which come before those in the name.
 
     Example:
@@ -52,7 +57,7 @@ def load_model(name: str, **options: Any) -> Segmenter:
         ()
     """
     chosen = model_options(name, **options)
-    return settle(build_model(name, chosen), chosen)
+    return settle(build_model(name, chosen, bands), chosen)
 
 
 def model_options(name: str, /, **options: Any) -> ModelOptions:
@@ -60,8 +65,12 @@ def model_options(name: str, /, **options: Any) -> ModelOptions:
     return checked(ModelOptions, "a model", **{**Name.parse(name).options, **options})
 
 
-def build_model(name: str, chosen: ModelOptions) -> Segmenter:
-    """The model of that name as its source makes it, on the CPU; `settle` makes it ready."""
+def build_model(name: str, chosen: ModelOptions, bands: Bands = EIGHT_BIT) -> Segmenter:
+    """The model of that name as its source makes it, on the CPU, for images of these bands; `settle` makes it ready."""
+    return _feed(_build(name, chosen), bands, name)
+
+
+def _build(name: str, chosen: ModelOptions) -> Segmenter:
     parsed = Name.parse(name)
     if parsed.source not in MODELS and parsed.source not in SOURCES:
         load_plugins()
@@ -91,6 +100,25 @@ def _segmenter(made: Segmenter | Network | nn.Module, chosen: ModelOptions, name
     network = made if isinstance(made, Network) else Network(made)
     preprocessing = {**network.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}
     return Segmenter(network.module, class_names=network.class_names, **preprocessing)
+
+
+def _feed(model: Segmenter, bands: Bands, name: str) -> Segmenter:
+    """The model, fed values in the range that a dataset declares; what the model says itself comes first."""
+    if bands.fed is None:
+        return model
+    if model.range is None:
+        if model.scale_255:
+            raise SegproxError(
+                f"{name} expects values in 0..255 but the dataset declares range={list(map(list, bands.range))}: if it "
+                "was trained on the dataset's values, say scale_255=false, and else range= what it was trained on"
+            )
+        model = copy_wrapper(model)
+        model.use_range(bands.fed)
+    if len(model.range or ()) > 1 and len(bands.range) not in (1, len(model.range or ())):
+        raise SegproxError(
+            f"{name} has a range for {len(model.range or ())} bands but the dataset's is for {len(bands.range)}"
+        )
+    return model
 
 
 def register_model(name: str) -> Callable[[Make], Make]:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from segprox.devices import together
 from segprox.norms import NormName, distance, scale
 from segprox.prox.exact import exact_size
 from segprox.shrinkage import threshold
@@ -19,7 +20,7 @@ def prox_norm(point: Tensor, step: Tensor, norm: NormName) -> Tensor:
     if norm == "l2":
         length = distance(point, "l2").clamp(min=torch.finfo(point.dtype).tiny)
         return scale(point, (1 - step / length).clamp(min=0))
-    if norm == "linf" and point.device.type != "cpu":
+    if norm == "linf" and together(point):
         size = point.abs().flatten(1)
         beta = threshold(size, size, None, step).view(-1, *[1] * (point.ndim - 1))
         return torch.clamp(point, -beta, beta)
@@ -30,7 +31,7 @@ def prox_norm(point: Tensor, step: Tensor, norm: NormName) -> Tensor:
 
 def shrink_largest(point: Tensor, step: Tensor) -> Tensor:
     """The proximity operator of `step * ||.||_inf` for one image."""
-    if point.device.type != "cpu":
+    if together(point):
         return prox_norm(point[None], step[None], "linf")[0]
     size = point.abs().flatten()
     beta = exact_size(size, size, None, step.item(), torch.empty_like(size))

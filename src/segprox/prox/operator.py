@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from segprox.devices import together
 from segprox.errors import SegproxError
 from segprox.norms import distance
 from segprox.prox.exact import exact_size
@@ -74,7 +75,7 @@ def prox_linf_box(
         Prox(result=tensor([[ 2.0000, -1.0000,  0.5000]]), beta=tensor([2.]))
     """
     _check(point, step, lower, upper, metric, solver)
-    if solver == "exact" and point.device.type != "cpu":
+    if solver == "exact" and together(point):
         return _on_device(point, step, lower, upper, metric, out)
     images = range(len(point))  # solved one by one: they need different numbers of passes
     if solver in SPLITTINGS:

@@ -17,6 +17,8 @@ Side = Literal["minimal", "fixed"]
 SIDES: tuple[Side, Side] = ("minimal", "fixed")
 IMAGE = (Column("image"), Column("broken by"), Column("too weak"))
 Line = tuple[Value, ...]
+FAR_MORE = 0.2  # of the pixels: damage without gradients that an attack along gradients should not have missed
+NAMED = 5  # images in a sentence
 SHOWN = 100  # disagreements in a page; more are not read
 
 
@@ -34,6 +36,7 @@ class Finding:
     apsr: float | None  # what the fixed-epsilon attack reached within epsilon, unless it could not attack the image
     broken_by: tuple[Side, ...]  # who broke the image within epsilon
     errors: dict[Side, str]  # why the image could not be attacked, and by whom
+    masked: bool = False  # whether the attack that asks for no gradient found what the one along gradients missed
 
     @property
     def too_weak(self) -> Side | None:
@@ -69,6 +72,12 @@ class Agreement:
         return epsilon
 
     @cached_property
+    def free(self) -> Side | None:
+        """Which of the two asked for no gradient, if just one did."""
+        free = [side for side in SIDES if _without_gradients(self.group.runs[self.name(side)].records)]
+        return free[0] if len(free) == 1 else None
+
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """One for each image, by name; an image that has changed between the runs is not the same image."""
         first, second = (_by_name(self.group.runs[label]) for label in (self.minimal, self.fixed))
@@ -89,6 +98,7 @@ class Agreement:
             apsr=fixed.found.apsr if isinstance(fixed, Record) else None,
             broken_by=tuple(side for side in broken if broken[side]),
             errors={side: entry.reason for side, entry in sides.items() if isinstance(entry, ImageError)},
+            masked=_masked(self.free, minimal, fixed, broken),
         )
 
     @property
@@ -110,11 +120,23 @@ class Agreement:
         if weak:
             who = ", ".join(f"{name} was too weak on {weak[name]}" for name in sorted(weak))
             parts.append(f"The attacks disagree on {weak.total()}: {who}; there, believe the one that succeeded.")
-        elif count:
+        masked = [finding.image for finding in self.findings if finding.masked]
+        if masked:
+            parts.append(self._verdict(masked))
+        elif count and not weak:
             parts.append("The attacks agree on all of them.")
         if errors := len(self.findings) - count:
             parts.append(f"{errors} {'image' if errors == 1 else 'images'} could not be attacked by both: not counted.")
         return " ".join(parts)
+
+    def _verdict(self, masked: Sequence[str]) -> str:
+        """What it means that images gave way to the attack without gradients."""
+        free, other = (self.minimal, self.fixed) if self.free == "minimal" else (self.fixed, self.minimal)
+        shown = ", ".join(masked[:NAMED]) + (f" and {len(masked) - NAMED} more" if len(masked) > NAMED else "")
+        return (
+            f"Gradients are masked on {shown}: {free}, which asks for no gradient, found what {other} missed. "
+            f"Unless {other} finds it with more steps, its figures say little about this model."
+        )
 
     def name(self, side: Side) -> str:
         """The label of one of the two."""
@@ -150,6 +172,24 @@ class Agreement:
 def _by_name(run: RunResults) -> dict[str, Record | ImageError]:
     entries: tuple[Record | ImageError, ...] = (*run.records, *run.errors)
     return {entry.image: entry for entry in entries}
+
+
+def _masked(
+    free: Side | None, minimal: Record | ImageError, fixed: Record | ImageError, broken: dict[Side, bool]
+) -> bool:
+    """Whether an attack without gradients broke what the other did not, or did far more damage in a smaller ball."""
+    if free is None or isinstance(minimal, ImageError) or isinstance(fixed, ImageError):
+        return False
+    if free == "minimal":
+        return broken["minimal"] and not broken["fixed"]
+    # A minimal attack that broke nothing at any size reports the most damage that it has seen.
+    more = not minimal.found.success and fixed.found.apsr > minimal.found.apsr + FAR_MORE
+    return (broken["fixed"] and not broken["minimal"]) or more
+
+
+def _without_gradients(records: Sequence[Record]) -> bool:
+    """Whether an attack asked for answers but never for a gradient."""
+    return any(record.forwards for record in records) and not any(record.backwards for record in records)
 
 
 def _same_image(first: Record | ImageError, second: Record | ImageError) -> bool:

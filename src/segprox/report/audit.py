@@ -53,7 +53,7 @@ class Audit(SummaryTable):
             {
                 **names, "image": found.image, "epsilon": found.epsilon, "norm": found.norm, "apsr": found.apsr,
                 "broken_by": [*found.broken_by], "too_weak": found.too_weak, "robust": found.robust,
-                "errors": found.errors,
+                "masked": found.masked, "errors": found.errors,
             }
             for found in self.findings
         ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Cards: what an evaluation found, as a section of a model card and as plain data that the Hugging Face Hub reads."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from segprox.report.contents import report_tables
 from segprox.report.findings import same_images
 from segprox.report.groups import Group, group_runs
 from segprox.report.metrics import mean_iou, pixel_accuracy
-from segprox.report.requirements import quality_at, wilson
+from segprox.report.requirements import quality_at
 from segprox.report.results import RunResults
 from segprox.report.statistics import summarise
 from segprox.report.tables import Column, Table, markdown_text, to_markdown
 from segprox.run.command import repeat_command
 from segprox.run.record import digest
-from segprox.sizes import Interval
+from segprox.sizes import Interval, wilson
 
 EPSILONS = tuple(n / 255 for n in (0.25, 0.5, 1, 2, 4, 8))  # at which the field tells what is left, in linf
+SHARES = 0.001, 0.002, 0.005, 0.01, 0.02, 0.05  # the same where images are not of 8 bits, of the range
 TASK = {"type": "image-segmentation", "name": "Semantic segmentation under attack"}
 MEASURES: dict[str, Callable[[Any], float]] = {  # by the Hub's names of metrics
     "accuracy": lambda counts: pixel_accuracy(*counts),
@@ -93,7 +95,8 @@ class Card:
 def _evaluation(group: Group) -> dict[str, Any]:
     """All that is known of one model, dataset and goal in one norm."""
     fixed = {epsilon for run in group.runs.values() if (epsilon := run.epsilon) is not None}
-    epsilons = sorted({0.0, *fixed, *(EPSILONS if group.norm == "linf" else ())})
+    usual = () if group.norm != "linf" else EPSILONS if group.eight_bit else SHARES
+    epsilons = sorted({0.0, *fixed, *usual})
     return {
         **{name: getattr(group, name) for name in ("model", "dataset", "goal", "norm")},
         "unit": group.unit.name,
@@ -129,6 +132,7 @@ def _run(label: str, result: RunResults) -> dict[str, Any]:
         "attack": label,
         "fields": result.header.get("attack") or {"name": run.attack.name, **run.attack.set},
         **{name: getattr(run.settings, name) for name in ("threshold", "seed", "max_queries")},
+        **({} if (sampling := run.settings.sampling) is None else dataclasses.asdict(sampling)),
         "dataset": run.dataset,
         "images": found.images,
         "errors": found.errors,

@@ -48,7 +48,7 @@ def _task(result: RunResults) -> tuple[Any, ...]:
 def _key(result: RunResults, level: int) -> tuple[Any, ...]:
     """What two runs must agree in to belong together: less at every level."""
     run = result.run
-    attack = (str(run.attack), run.settings.seed, run.settings.max_queries)
+    attack = (str(run.attack), run.settings.seed, run.settings.max_queries, run.settings.sampling)
     return (run.dataset, *_task(result), *((run.model, attack), (attack,), ())[level])
 
 

@@ -11,6 +11,7 @@ from segprox.counts import Counts
 from segprox.data import UNTARGETED
 from segprox.report.findings import same_images, until_statements
 from segprox.report.groups import Group, by_norm
+from segprox.report.random import random_table
 from segprox.report.results import RunResults
 from segprox.report.statistics import (
     Paired,
@@ -58,7 +59,8 @@ def _tables(unit: Unit, groups: Sequence[Group], critical: Sequence[str]) -> lis
         _norms(unit, free, "untargeted", apart), _norms(unit, aimed, "targeted", apart),
         replace(_summary(unit, sizes, minimal), apart=apart), replace(_fixed(unit, fixed, within), apart=_apart(fixed)),
         replace(_accuracy(known), apart=_apart(groups)), _classes(groups, critical),
-        replace(_rounded(unit, sizes), apart=apart), replace(_complexity(known), apart=_apart(groups)),
+        replace(_rounded(unit, sizes), apart=apart), random_table(groups),
+        replace(_complexity(known), apart=_apart(groups)),
         _optimality(minimal), _mean_optimality(minimal), _head_to_head(minimal), _against_best(unit, minimal),
         _runs(groups),
     ]  # fmt: skip
@@ -94,10 +96,10 @@ def _fixed(unit: Unit, groups: Sequence[Group], known: Summaries) -> Table:
 
 
 def named(table: Table, unit: Unit) -> Table:
-    """With its norm, unless that is linf."""
-    if unit.norm == "linf":
+    """With its unit, unless that is linf in 255ths."""
+    if not unit.suffix:
         return table
-    return replace(table, name=f"{table.name}{unit.suffix}", title=f"{table.title}, {unit.norm}")
+    return replace(table, name=f"{table.name}{unit.suffix}", title=f"{table.title}, {unit.name}")
 
 
 def _not_broken(unit: Unit) -> str:
@@ -200,15 +202,24 @@ def _classes(groups: Sequence[Group], critical: Sequence[str]) -> Table:
 def _rounded(unit: Unit, known: Summaries) -> Table:
     def cells(s: Summary) -> Sequence[Value]:
         norms = (s.median, s.rounded_median, s.mean, s.rounded_mean)
-        return (s.broken, s.rounded_broken, *(norm * unit.factor for norm in norms))
+        return (s.broken, int(s.rounded_broken), *(norm * unit.factor for norm in norms))
 
+    how = unit.rounded
     columns = [
-        Column("broken", "d"), Column("broken, 8 bits", "d", "max"), Column("median", ".2f"),
-        Column("median, 8 bits", ".2f", "min"), Column("mean", ".2f"), Column("mean, 8 bits", ".2f", "min"),
+        Column("broken", "d"), Column(f"broken, {how}", "d", "max"), Column("median", ".2f"),
+        Column(f"median, {how}", ".2f", "min"), Column("mean", ".2f"), Column(f"mean, {how}", ".2f", "min"),
     ]  # fmt: skip
-    note = "8 bits: the same perturbed images with every value rounded to a multiple of 1/255, as a file holds them."
+    to = "a multiple of 1/255" if unit.eight_bit else "a whole number"
+    note = f"{how}: the same perturbed images with every value rounded to {to}, as a file holds them."
     notes = (note, _not_broken(unit), MEDIAN, ERRORS)
-    return _table("8-bit", "Perturbed images in 8 bits", columns, _long(known, cells), *notes)
+    title = f"Perturbed images{' in' * unit.eight_bit} {how}"
+    # Floats are not rounded: there is nothing to say of them.
+    rounded = {
+        names: own
+        for names, some in known.items()
+        if (own := {label: s for label, s in some.items() if not np.isnan(s.rounded_broken)})
+    }
+    return _table("8-bit" if unit.eight_bit else "rounded", title, columns, _long(rounded, cells), *notes)
 
 
 def _complexity(known: Summaries) -> Table:

@@ -29,14 +29,16 @@ from segprox.report.requirements import (
 )
 from segprox.report.results import RunResults, load_runs
 from segprox.report.tables import Table, to_screen
+from segprox.report.units import Unit
 from segprox.run.plan import Run
+from segprox.run.record import Record
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
     from matplotlib.axes import Axes
 
 WIDTH = 160  # of tables as text: all columns of the widest
-SCORES = ("linf", "l2", "l1", "apsr", "attacked", "protected")  # columns of the rows
+SCORES = ("linf", "l2", "l1", "apsr", "attacked", "protected", "share")  # columns of the rows
 
 
 class SummaryTable:
@@ -151,7 +153,7 @@ class Results(Sequence[RunResults]):
 
     def summary(self) -> SummaryTable:
         """What each attack found, and what is left of the model: tables that print, and render in notebooks."""
-        kinds = ("summary", "fixed-epsilon", "accuracy")
+        kinds = ("summary", "fixed-epsilon", "accuracy", "random")
         return SummaryTable([t for t in report_tables(group_runs(self.runs)) if t.name.startswith(kinds)])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -164,7 +166,7 @@ class Results(Sequence[RunResults]):
                     **names, "image": record.image, "broken": record.found.success, "norm": record.norm,
                     **{name: getattr(record.found, name) for name in SCORES},
                     "clean_accuracy": record.clean_accuracy, "accuracy": record.accuracy,
-                    "broken_8bit": record.rounded.success, "linf_8bit": record.rounded.linf,
+                    **_rounded(record, run.unit),
                     "forwards": record.forwards, "backwards": record.backwards, "seconds": record.seconds,
                     "error": None,
                 })  # fmt: skip
@@ -316,3 +318,10 @@ def load_results(*folders: str | Path) -> Results:
         Results(1 runs, 1 attacked images)
     """
     return Results(load_runs([Path(folder) for folder in folders]))
+
+
+def _rounded(record: Record, unit: Unit) -> dict[str, Any]:
+    """Whether the image is still broken when rounded as files hold it; floats are not rounded."""
+    kind = "8bit" if unit.eight_bit else "rounded"
+    score = record.rounded
+    return {} if score is None else {f"broken_{kind}": score.success, f"linf_{kind}": score.linf}

@@ -335,7 +335,8 @@ def masking_variants(group: Group) -> Group:
         if masking is not None:
             run = result.run
             rest = {key: value for key, value in run.attack.set.items() if key != "masking"}
-            family = families.setdefault(str((run.attack.name, rest, run.settings.seed, run.settings.max_queries)), {})
+            how = (run.attack.name, rest, run.settings.seed, run.settings.max_queries, run.settings.sampling)
+            family = families.setdefault(str(how), {})
             family.setdefault(f"{run.attack.name}, masking {masking}", result)
     several: dict[str, RunResults] = {}
     for family in families.values():

@@ -11,9 +11,10 @@ import numpy as np
 from segprox.norms import NormName
 from segprox.report.groups import Group
 from segprox.report.metrics import pixel_accuracy
+from segprox.report.random import random_sentences
 from segprox.report.results import Image, RunResults, Sizes
 from segprox.report.statistics import SIGNIFICANT, common_norms, sign_test
-from segprox.report.units import Unit
+from segprox.report.units import LINF, Unit
 from segprox.sizes import FEWEST, is_narrow, median_interval, median_size
 
 Kind = Literal["good", "bad", "warning", "note"]
@@ -49,7 +50,7 @@ class Verdict:
             return f"{at[1]:.0%}", f" right at {unit.text(at[0])}"
         if self.holds:
             return str(self.images - self.broken), f"/{self.images} not broken"
-        return unit.number(self.half), "/255" if unit.norm == "linf" else f" in {unit.norm}"
+        return unit.number(self.half), unit.after
 
     def _at_epsilon(self) -> tuple[float, float] | None:
         """Where all attacks stay within an epsilon: the epsilon of the strongest, and the accuracy that it leaves."""
@@ -69,7 +70,7 @@ class Verdict:
         if self.half == 0:
             return "Half of the images need no change at all: the model is wrong already."
         who = "Half of the images break" if self.images > 1 else "The image breaks"
-        of = " of the brightness range" if self.group.norm == "linf" else ""
+        of = " of the brightness range" if self.group.unit == LINF else ""
         return f"{who} under a change of at most {self.group.unit.text(self.half)}{of}."
 
 
@@ -169,6 +170,7 @@ def statements(groups: Sequence[Group]) -> list[Statement]:
         *_compare_models(groups),
         _never_broken(groups),
         *_weak_attacks(groups),
+        *(Statement("note", sentence) for sentence in random_sentences(groups)),
         *_rounding(results),
         *_unequal(groups),
         *until_statements(groups),
@@ -289,9 +291,13 @@ def _weak_attacks(groups: Sequence[Group]) -> Iterator[Statement]:
 
 
 def _rounding(results: Sequence[RunResults]) -> Iterator[Statement]:
+    results = [run for run in results if not np.isnan(run.columns["rounded.success"]).any()]  # as it is of floats
     broken = sum(int(run.success.sum()) for run in results)
     undone = sum(int((run.columns["rounded.success"][run.success] == 0).sum()) for run in results)
-    text = f"Rounding to 8 bits, as in a picture file, undoes {undone} of {broken} successful attacks."
+    bits = (
+        "8 bits, as in a picture file" if all(run.unit.eight_bit for run in results) else "whole numbers, as in files"
+    )
+    text = f"Rounding to {bits}, undoes {undone} of {broken} successful attacks."
     if undone:
         yield Statement("note", f"{text} That is no defence: an attacker who knows of it can round first.")
     elif broken:

@@ -16,7 +16,14 @@ from segprox.report.results import RunResults
 from segprox.report.units import Unit
 from segprox.sizes import median_size
 
-LABELLED_SETTINGS = ("seed", "max_queries", "model_options")  # which may tell two runs of an attack apart
+LABELLED_SETTINGS = (
+    "seed",
+    "max_queries",
+    "samples",
+    "score_draws",
+    "score_share",
+    "model_options",
+)  # which may tell two runs of an attack apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +35,12 @@ class Group:
     goal: str
     norm: NormName
     runs: dict[str, RunResults]
+    eight_bit: bool = True
 
     @property
     def unit(self) -> Unit:
         """How its sizes are measured."""
-        return Unit(self.norm)
+        return Unit(self.norm, self.eight_bit)
 
     @property
     def title(self) -> str:
@@ -90,14 +98,17 @@ def group_runs(results: Sequence[RunResults]) -> list[Group]:
     datasets = _short({result.run.dataset: result.run.dataset.split(":")[0] for result in results})
     models = _short({result.run.model: result.run.model_title for result in results})
     thresholds = {result.run.settings.threshold for result in results}
-    groups: dict[tuple[str, str, str, NormName], list[tuple[str, RunResults]]] = {}
+    groups: dict[tuple[str, str, str, Unit], list[tuple[str, RunResults]]] = {}
     for label, result in zip(attack_labels(results), results):
         run = result.run
         goal = run.goal if len(thresholds) == 1 else f"{run.goal}, {run.settings.threshold:g} of pixels"
-        place = (models[run.model], datasets[run.dataset], goal, result.unit.norm)
+        place = (models[run.model], datasets[run.dataset], goal, result.unit)
         groups.setdefault(place, []).append((label, result))
-    found = [Group(*names, runs=_unique(members)) for names, members in groups.items()]
-    return sorted(found, key=lambda group: (group.norm != "linf", group.norm, group.targeted))
+    found = [
+        Group(model, dataset, goal, unit.norm, _unique(members), unit.eight_bit)
+        for (model, dataset, goal, unit), members in groups.items()
+    ]
+    return sorted(found, key=lambda group: (group.norm != "linf", group.norm, not group.eight_bit, group.targeted))
 
 
 def by_norm(groups: Sequence[Group]) -> dict[Unit, list[Group]]:

@@ -1,38 +1,39 @@
-"""Results as one HTML file that works from a disk, offline, for anyone with a browser."""
+"""Results as an HTML file that works from a disk, offline, for anyone with a browser; many pictures are beside it."""
 
 import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from segprox.attacks.base import Family
-from segprox.data.base import VOID_COLOUR, colours
 from segprox.report.agreement import agreement_tables
 from segprox.report.contents import FAMILIES
-from segprox.report.curves import Curve, anytime_curve, epsilon_curve, measure_curve
 from segprox.report.findings import same_images, statements, verdicts
 from segprox.report.groups import Group, by_norm, group_runs
-from segprox.report.metrics import mean_iou, pixel_accuracy
-from segprox.report.pictures import Thumbnails, count_of, coverage, listed_records, read_pictures
+from segprox.report.page_data import Shown, page_data
+from segprox.report.pictures import EMBEDDED, Collected, collect_pictures, count_of, coverage, listed_records
 from segprox.report.requirements import Judged, conclude
 from segprox.report.results import RunResults
 from segprox.report.statistics import Summary, summarise
+from segprox.report.transfer import transfer_tables
 from segprox.report.units import Unit
-from segprox.run.columns import NUMBERS, TEXTS
 
-PICTURE_LIMIT = 40_000_000  # bytes of full pictures in a page: browsers stay quick, and mail servers may still take it
 RECORD_LIMIT = 20_000  # records in a page, about 8 MB
-SHOWN = {*NUMBERS, *TEXTS}  # of a record
-POINTS = 300  # of a curve; more cannot be told apart on a screen
+ROUNDED = {  # heading and hint, by whether images are of 8 bits
+    True: ("In 8 bits", "share still broken when rounded to 8 bits"),
+    False: (
+        "Rounded",
+        "share still broken when rounded to whole numbers, as files hold them; - where these hold floats",
+    ),
+}
 SCRIPTS = ("base.js", "tables.js", "curves.js", "classes.js", "viewer.js", "gallery.js", "start.js")
 
 
@@ -42,7 +43,8 @@ class PageInfo:
 
     path: Path
     bytes: int
-    images: int  # records whose full pictures are in the page
+    images: int  # records with pictures
+    beside: int  # bytes of pictures in files beside it; 0 if they are within it
 
 
 class SortColumn(NamedTuple):
@@ -52,14 +54,6 @@ class SortColumn(NamedTuple):
     title: str
     hint: str
     best: int = 0  # 1: the largest value of a group is bold, -1: the smallest
-
-
-class Shown(NamedTuple):
-    """A run, with the group it is in and its name there."""
-
-    group: Group
-    name: str
-    result: RunResults
 
 
 class ResultTable(NamedTuple):
@@ -82,7 +76,7 @@ def _columns(unit: Unit, family: Family) -> tuple[SortColumn, ...]:
         "miou": SortColumn("attacked_miou", "mIoU", "mean intersection over union before and after, in %", -1),
         "broken": SortColumn("success_rate", "Broken", "share of images the attack succeeded on", 1),
         "reached": SortColumn("reached_apsr", "Unbroken", reached),
-        "rounded": SortColumn("rounded_rate", "In 8 bits", "share still broken when rounded to 8 bits", 1),
+        "rounded": SortColumn("rounded_rate", *ROUNDED[unit.eight_bit], 1),
         "apsr": SortColumn("apsr", "APSR", apsr, 1),
         "queries": SortColumn("forwards", "Queries", "forward and backward passes per image, medians"),
         "seconds": SortColumn("seconds", "Seconds", "per image, median"),
@@ -99,7 +93,7 @@ def _columns(unit: Unit, family: Family) -> tuple[SortColumn, ...]:
 def write_page(
     results: Sequence[RunResults],
     path: Path,
-    limit: int = PICTURE_LIMIT,
+    embedded: int = EMBEDDED,
     judged: Sequence[Judged] = (),
     critical: Sequence[str] = (),
 ) -> PageInfo:
@@ -108,34 +102,32 @@ def write_page(
     Args:
         results: runs, as `load_runs` gives them.
         path: the file to write; it is there as a whole or not at all.
-        limit: most bytes of full pictures to embed. The worst images of each run have them, all others a thumbnail.
+        embedded: most bytes of pictures within the page; more are written to a folder `pictures` beside it.
         judged: requirements, with which the page begins.
         critical: classes that come first and are marked.
 
     Returns:
-        Where the page is, its size, and how many records have full pictures in it.
+        Where the page is, its size, and how many records have pictures.
     """
     groups = group_runs(results)
     results = [run for group in groups for run in group.runs.values()]  # attacks to compare side by side
     listed = listed_records(results, RECORD_LIMIT)
-    pictures, unreadable = read_pictures(results, limit, listed)
-    covered = coverage(results, pictures, unreadable, limit, listed)
-    content = _render(groups, pictures, listed, covered, judged, critical).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    collected = collect_pictures(results, listed, path.parent, embedded)
+    content = _render(groups, collected, listed, judged, critical).encode()
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return PageInfo(path, len(content), sum(picture.parts is not None for picture in pictures.values()))
+    return PageInfo(path, len(content), len(collected.pictures), collected.beside)
 
 
 def _render(
     groups: Sequence[Group],
-    pictures: dict[str, Thumbnails],
+    collected: Collected,
     listed: Sequence[Sequence[int]],
-    covered: str,
     judged: Sequence[Judged],
     critical: Sequence[str],
 ) -> str:
@@ -151,9 +143,7 @@ def _render(
     shown = [Shown(group, name, result) for group in groups for name, result in group.runs.items()]
     results = [result for _, _, result in shown]
     return environment.get_template("page.html").render(
-        # Hashes instead of 'unsafe-inline': nothing that slips in from data can run.
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'",
+        policy=_policy(style, script, collected.beside > 0),
         style=Markup(style),  # our own files, not data
         script=Markup(script),
         title=_title(groups),
@@ -163,12 +153,23 @@ def _render(
         judged=[(where, list(some)) for where, some in groupby(judged, key=lambda entry: entry.where)],
         conclusion=conclude(judged),
         tables=[_table(unit, some, family) for unit, some in by_norm(groups).items() for family in FAMILIES],
+        eight_bit=all(group.eight_bit for group in groups),
         agreement=agreement_tables(groups),
+        transfer=transfer_tables(results),
         errors=[(result, name, error) for _, name, result in shown for error in result.errors],
         provenance=_provenance(shown),
-        pictures=list(pictures.values()),
-        coverage=covered,
-        data=_data(shown, pictures, listed) | {"critical": list(critical)},
+        pictures=list(collected.pictures.values()),
+        coverage=coverage(results, listed, collected),
+        data=page_data(shown, collected.pictures, listed) | {"critical": list(critical)},
+    )
+
+
+def _policy(style: str, script: str, beside: bool) -> str:
+    """What a browser may run and load: hashes of our own code, so that nothing that slips in from data can run."""
+    pictures = "data: 'self' file:" if beside else "data:"  # beside the page: on the same server, or on the disk
+    return (
+        f"default-src 'none'; img-src {pictures}; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
@@ -299,103 +300,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {entry}" for key, entry in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _data(
-    shown: Sequence[Shown], pictures: Mapping[str, Thumbnails], listed: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """What scripts draw from."""
-    names = [
-        group.epsilon_labels.get(name, name) for group, name, _ in shown
-    ]  # one curve for all epsilons of an attack
-    attacks = list(dict.fromkeys(names))
-    models = list(dict.fromkeys(group.model for group, _, _ in shown))
-    ids = _ids([result for _, _, result in shown])
-    return {
-        "void": list(VOID_COLOUR),
-        "runs": [
-            {
-                "id": ids[i],
-                "model": group.model,
-                "dataset": group.dataset,
-                "goal": group.goal,
-                "norm": group.norm,
-                "attack": name,
-                "series": names[i],
-                "strongest": name == group.strongest,
-                "epsilon": None if (epsilon := result.epsilon) is None else _number(epsilon * group.unit.factor),
-                "colours": {"attack": attacks.index(names[i]), "model": models.index(group.model)},
-                "classes": list(result.classes),
-                "palette": _palette(result),
-                "curves": _curves(result),
-                "iou": _class_iou(result),
-                "records": [_record(result, j, pictures.get(f"{i}-{place}")) for place, j in enumerate(listed[i])],
-            }
-            for i, (group, name, result) in enumerate(shown)
-        ],
-    }
-
-
-def _ids(results: Sequence[RunResults]) -> list[str]:
-    """For links: the folder's name, which does not change with what else is in the report."""
-    names = [result.folder.name for result in results]
-    return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name)}" for i, name in enumerate(names)]
-
-
-def _palette(result: RunResults) -> list[list[int]]:
-    """A colour per class, as previews have them."""
-    known = [[int(value) for value in colour] for colour in result.header.get("palette") or []]
-    return [*known, *map(list, colours(256)[len(known) :])][: max(len(result.classes), len(known))]
-
-
-def _curves(result: RunResults) -> dict[str, list[list[float | None]]]:
-    """Functions of the size, and of queries, as lists of x and of y."""
-    if not result.records:
-        return {}
-    factor, anytime = result.unit.factor, anytime_curve(result)
-    measures = {"accuracy": pixel_accuracy, "miou": mean_iou}
-    if result.epsilon is not None:
-        return {name: _points(epsilon_curve([result], measure), factor, 1) for name, measure in measures.items()}
-    curves = {name: _points(measure_curve(result, measure), factor, 1) for name, measure in measures.items()}
-    return curves | ({} if anytime is None else {"anytime": _points(anytime, 1, factor)})
-
-
-def _points(curve: Curve, across: float, along: float) -> list[list[float | None]]:
-    kept = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
-    return [_numbers(curve.x[kept] * across), _numbers(curve.y[kept] * along)]
-
-
-def _class_iou(result: RunResults) -> list[list[float | None]]:
-    """The IoU of each class before and after the attack, pooled over images."""
-    if not result.records:
-        return [[], []]
-    pooled = [result.counts(clean=clean) for clean in (True, False)]
-    return [_numbers(type(counts)(*(c.sum(0) for c in counts)).iou()) for counts in pooled]
-
-
-def _record(result: RunResults, j: int, pictures: Thumbnails | None) -> dict[str, Any]:
-    unit, row = result.unit, {name: values[j].item() for name, values in result.columns.items() if name in SHOWN}
-    return {
-        "image": row["image"], "size": _number(row.get(f"found.{unit.norm}", row["norm"]) * unit.factor),
-        "linf": _number(row["found.linf"] * 255), "l2": _number(row["found.l2"]), "apsr": _number(row["found.apsr"]),
-        "success": bool(row["found.success"]), "rounded": bool(row["rounded.success"]),
-        "attacked": _known(row["found.attacked"]), "protected": _known(row["found.protected"]),
-        "roundedSize": _number(row.get(f"rounded.{unit.norm}", math.nan) * unit.factor),
-        "cleanAccuracy": _number(row["clean_accuracy"]), "accuracy": _number(row["accuracy"]),
-        "forwards": int(row["forwards"]), "backwards": int(row["backwards"]), "seconds": _number(row["seconds"]),
-        "height": int(row["height"]), "width": int(row["width"]), "hash": row["image_hash"], "key": row["key"],
-        "pictures": None if pictures is None else "full" if pictures.parts else "small",
-        "classes": pictures.classes if pictures else [],
-    }  # fmt: skip
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _numbers(values: Iterable[float]) -> list[float | None]:
-    return [_number(float(value)) for value in values]

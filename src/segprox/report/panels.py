@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from segprox.report.groups import Group
-from segprox.report.units import Unit
+from segprox.report.units import LINF, Unit
 
 # Okabe and Ito's colours, told apart by everyone; without yellow, which is too pale for lines on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -183,7 +183,7 @@ class NormAxis:
         """For all of these; it ends at the first tick above them."""
         known = [size for size in sizes if isfinite(size)]
         most = max(known, default=0.0) * 1.02
-        if unit.norm == "linf":
+        if unit == LINF:
             end = next((tick for tick in TICKS if tick >= max(4.0, most)), TICKS[-1])
             return cls(LINEAR, tuple(tick for tick in TICKS if tick <= end), 2)
         least = min((size for size in known if size > 0), default=1.0)

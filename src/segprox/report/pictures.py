@@ -1,6 +1,7 @@
-"""The pictures of a page: what previews hold, as far as there is room."""
+"""The pictures of a page, as previews hold them: within the page if they are few, else in files beside it."""
 
 import base64
+import hashlib
 import io
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -12,26 +13,39 @@ import numpy as np
 from PIL import Image
 
 from segprox.report.results import RunResults
-from segprox.run.preview import Part, decode_preview
+from segprox.run.preview import FILES, Part, decode_preview
 
-THUMBNAIL = 160  # pixels, the longest side of half a thumbnail
+EMBEDDED = 15_000_000  # bytes of pictures within a page: browsers stay quick, and mail servers still take it
+PICTURED = 2_000  # records with pictures; each takes some 10 ms and six files
+FOLDER = "pictures"  # of the files beside a page
 MAPS: tuple[Part, ...] = ("label", "clean", "prediction")
 # What damaged previews raise: no picture is worth a report.
-UNREADABLE = (OSError, KeyError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
+UNREADABLE = (
+    OSError, KeyError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile,
+    Image.DecompressionBombError,
+)  # fmt: skip
 
 
-class Thumbnails(NamedTuple):
-    """The pictures of one record, in base64."""
+class Pictures(NamedTuple):
+    """The pictures of one record."""
 
     id: str  # run and record, by number
-    thumbnail: str
-    parts: dict[Part, str] | None  # none if the page is full
+    sources: dict[Part, str]  # addresses, which hold the picture itself or name a file
     classes: list[int]  # that occur in them
+
+
+class Collected(NamedTuple):
+    """The pictures of a page."""
+
+    pictures: dict[str, Pictures]  # by their ids
+    kept: int  # records of the page that have a preview
+    unreadable: int
+    beside: int  # bytes in files beside the page; 0 if the pictures are within it
 
 
 def count_of(number: int, what: str) -> str:
     """As people say it: 1 image, 2 images."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def listed_records(results: Sequence[RunResults], most: int) -> list[list[int]]:
@@ -41,30 +55,59 @@ def listed_records(results: Sequence[RunResults], most: int) -> list[list[int]]:
     return [sorted(_worst_first(run)[: most // len(results)]) for run in results]
 
 
-def read_pictures(
-    results: Sequence[RunResults], limit: int, listed: Sequence[Sequence[int]]
-) -> tuple[dict[str, Thumbnails], int]:
-    """The pictures of all listed records that have some, by run and place in its list, and how many are unreadable."""
+def collect_pictures(
+    results: Sequence[RunResults], listed: Sequence[Sequence[int]], folder: Path, embedded: int = EMBEDDED
+) -> Collected:
+    """The pictures of listed records, at most `PICTURED` of them.
+
+    If they are more than so many embedded bytes, they are written to files in the page's folder, from where a browser
+    loads them when they are looked at. What files are called depends on what they show: a page never has another's.
+    """
     places = [{j: place for place, j in enumerate(some)} for some in listed]
-    found: dict[str, Thumbnails] = {}
-    used = unreadable = 0
-    for i, j in _fairly(results):
-        preview = str(results[i].columns["preview"][j])
-        if not preview or j not in places[i]:
-            continue
+    previews = [
+        (f"{i}-{places[i][j]}", results[i].folder, str(results[i].columns["preview"][j]))
+        for i, j in _fairly(results)
+        if j in places[i] and results[i].columns["preview"][j]
+    ]
+    chosen = previews[:PICTURED]
+    within = sum(_bytes(run / file) for _, run, file in chosen) * 4 / 3 <= embedded  # base64 has 4 letters for 3 bytes
+    pictures: dict[str, Pictures] = {}
+    beside = 0
+    for name, run, file in chosen:
         try:
-            parts = decode_preview(_inside(results[i].folder, preview).read_bytes())
-            thumbnail, classes = _thumbnail(parts), _classes(parts)
+            content = _inside(run, file).read_bytes()
+            parts = decode_preview(content)
+            classes = _classes(parts)
         except UNREADABLE:
-            unreadable += 1
             continue
-        encoded = {part: _base64(content) for part, content in parts.items()}
-        size = sum(map(len, encoded.values()))
-        fits = used + size <= limit
-        used += size if fits else 0
-        name = f"{i}-{places[i][j]}"
-        found[name] = Thumbnails(name, thumbnail, encoded if fits else None, classes)
-    return found, unreadable
+        digest = hashlib.blake2b(f"{run.name}/{file}".encode() + content, digest_size=12).hexdigest()
+        sources = _embed(parts) if within else _write(parts, folder, digest)
+        beside += 0 if within else sum(map(len, parts.values()))
+        pictures[name] = Pictures(name, sources, classes)
+    return Collected(pictures, len(previews), len(chosen) - len(pictures), beside)
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it will be counted as unreadable
+        return 0
+
+
+def _embed(parts: dict[Part, bytes]) -> dict[Part, str]:
+    return {
+        part: f"data:image/{Path(FILES[part]).suffix[1:]};base64,{base64.b64encode(content).decode()}"
+        for part, content in parts.items()
+    }
+
+
+def _write(parts: dict[Part, bytes], folder: Path, digest: str) -> dict[Part, str]:
+    """Write pictures to files of a page's folder; returns their addresses relative to the page."""
+    (folder / FOLDER / digest).mkdir(parents=True, exist_ok=True)
+    sources = {part: f"{FOLDER}/{digest}/{FILES[part]}" for part in parts}
+    for part, content in parts.items():
+        (folder / sources[part]).write_bytes(content)
+    return sources
 
 
 def _fairly(results: Sequence[RunResults]) -> Iterator[tuple[int, int]]:
@@ -85,39 +128,16 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _thumbnail(parts: dict[Part, bytes]) -> str:
-    """The perturbed image, which looks like any other, above what the model sees in it."""
-    image, seen = (Image.open(io.BytesIO(parts[part])).convert("RGB") for part in ("adversarial", "prediction"))
-    share = min(1.0, THUMBNAIL / max(image.size))
-    width, height = (max(1, round(side * share)) for side in image.size)
-    both = Image.new("RGB", (width, 2 * height))
-    both.paste(image.resize((width, height), Image.Resampling.BILINEAR), (0, 0))
-    both.paste(seen.resize((width, height), Image.Resampling.NEAREST), (0, height))
-    stream = io.BytesIO()
-    both.save(stream, format="webp", quality=70)
-    return _base64(stream.getvalue())
-
-
 def _classes(parts: dict[Part, bytes]) -> list[int]:
     """The classes in the maps, with 255 for what is none."""
     pixels = [Image.open(io.BytesIO(parts[part])).histogram() for part in MAPS]
     return sorted({k for counts in pixels for k, count in enumerate(counts) if count})
 
 
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def coverage(
-    results: Sequence[RunResults],
-    pictures: dict[str, Thumbnails],
-    unreadable: int,
-    limit: int,
-    listed: Sequence[Sequence[int]],
-) -> str:
-    """What the page says about records and pictures it does not have."""
+def coverage(results: Sequence[RunResults], listed: Sequence[Sequence[int]], collected: Collected) -> str:
+    """What the page says about where its pictures are, and about records and pictures it does not have."""
     records, whole = sum(map(len, listed)), sum(len(result.records) for result in results)
-    full, without = sum(p.parts is not None for p in pictures.values()), records - len(pictures) - unreadable
+    shown, without = len(collected.pictures), records - collected.kept
     said = []
     if records < whole:
         said.append(f"Of {whole:,} records {records:,} are listed, the worst of each run; all else is of all of them.")
@@ -125,12 +145,10 @@ def coverage(
         said.append("No pictures were kept of these runs; segprox evaluate keeps them with --save preview.")
     elif without:
         said.append(f"No pictures were kept of {count_of(without, 'record')}.")
-    if full < len(pictures):
-        small = len(pictures) - full
-        said.append(
-            f"To keep this page below {limit / 1e6:.0f} MB of pictures, {count_of(small, 'record')} of {len(pictures)} "
-            "have a thumbnail only."
-        )
-    if unreadable:
-        said.append(f"{count_of(unreadable, 'preview')} could not be read.")
+    if shown + collected.unreadable < collected.kept:
+        said.append(f"Of {collected.kept:,} records with pictures {shown:,} show them, the worst of each run.")
+    if collected.beside:
+        said.append(f"Pictures are loaded when they are looked at, from the folder {FOLDER} beside this page.")
+    if collected.unreadable:
+        said.append(f"{count_of(collected.unreadable, 'preview')} could not be read.")
     return " ".join(said)

@@ -96,7 +96,7 @@ class Bar(Follower):
         """Say what is done already."""
         super().start(statuses)
         self.callback = self.iteration
-        self.norms = {status.run.attack.make().norm for status in statuses}
+        self.units = {Unit.of_run(status.run) for status in statuses}
         if self.done:
             self.print(f"{self.done} of {self.total} images are done already.")
         self.draw("")
@@ -104,7 +104,7 @@ class Bar(Follower):
     def iteration(self, iteration: Iteration) -> None:
         """Show the best point so far of the image that is attacked."""
         norm, apsr = iteration.norm.min().item(), iteration.apsr.max().item()
-        size = Unit(next(iter(self.norms))).text(norm) if len(self.norms) == 1 else f"norm {norm:.3g}"
+        size = next(iter(self.units)).text(norm) if len(self.units) == 1 else f"norm {norm:.3g}"
         self.draw(f"step {iteration.iteration}: {size}, {apsr:.1%}")
 
     def image(self, status: Status, record: Record | ImageError) -> None:

@@ -102,7 +102,7 @@ class _Beside(NamedTuple):
         """Whether an attack of the paper was run in another way than there."""
         run, paper = self.result.run, self.paper.get(self.attack)
         options = {*Name.parse(run.model).options, *run.settings.model_options} - {*HOW, "checkpoint"}
-        same = paper is not None and not options and run.settings.max_queries is None
+        same = paper is not None and not options and run.settings.max_queries is run.settings.samples is None
         return paper is not None and not (same and run.attack.make() == paper.attack.make())
 
     @property

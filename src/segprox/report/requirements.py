@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,11 +18,10 @@ from segprox.report.metrics import pixel_accuracy
 from segprox.report.results import RunResults
 from segprox.report.statistics import RESAMPLES
 from segprox.report.tables import Column, Table
-from segprox.sizes import Interval
+from segprox.sizes import Interval, wilson
 from segprox.text import read_text, read_yaml
 
 Outcome = Literal["pass", "fail", "too few images"]
-NORMAL = 1.959964  # the 97.5 % point of the normal distribution
 FIELDS = ConfigDict(extra="forbid")
 
 
@@ -162,21 +161,6 @@ def _counts_at(run: RunResults, epsilon: float) -> Any:
     """Counts `[3, images, classes]` where an attacker has every perturbation that was found and is no larger."""
     clean, attacked = np.stack(run.counts(clean=True)), np.stack(run.counts())
     return np.where((run.sizes <= epsilon)[None, :, None], attacked, clean)
-
-
-def wilson(successes: int, count: int) -> Interval:
-    """Wilson's 95 % interval of a share.
-
-    Example:
-        >>> [round(value, 3) for value in wilson(9, 10)]
-        [0.596, 0.982]
-    """
-    if not count:
-        return Interval(nan, nan)
-    share, spread = successes / count, NORMAL**2 / count
-    middle = (share + spread / 2) / (1 + spread)
-    half = NORMAL * sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return Interval(middle - half if successes else 0.0, middle + half if successes < count else 1.0)
 
 
 def conclude(judged: Sequence[Judged]) -> tuple[Outcome, str]:

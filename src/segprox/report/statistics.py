@@ -41,7 +41,7 @@ class Summary:
     attacked_accuracy: float  # at what the attack found, broken or not
     miou: float  # pooled over images
     attacked_miou: float
-    rounded_broken: int  # by the image in 8 bits
+    rounded_broken: float  # by the image in 8 bits, or as files hold it; NaN where these hold floats
     rounded_median: float
     rounded_mean: float
     reached_apsr: float  # on the images that were not broken: medians
@@ -55,14 +55,15 @@ class Summary:
 
     @property
     def rounded_rate(self) -> float:
-        """The share that is still broken in 8 bits."""
+        """The share that is still broken when rounded."""
         return self.rounded_broken / self.images if self.images else nan
 
 
 def summarise(result: RunResults) -> Summary:
     """All numbers of a run."""
     of, broken = result.columns, result.success
-    rounded = of["rounded.success"].astype(np.bool_)
+    unknown = nan if np.isnan(of["rounded.success"]).any() else 0.0  # NaN spreads: floats are not rounded
+    rounded = of["rounded.success"] == 1
     coarse_sizes = of.get(f"rounded.{result.unit.norm}", np.full(len(broken), nan))  # scores do not have every norm
     coarse = np.where(rounded, coarse_sizes, result.unit.unbroken)
     sizes = of.get(f"found.{result.unit.norm}", of["norm"])
@@ -84,9 +85,9 @@ def summarise(result: RunResults) -> Summary:
         attacked_accuracy=_pooled(result, pixel_accuracy),
         miou=_pooled(result, mean_iou, clean=True),
         attacked_miou=_pooled(result, mean_iou),
-        rounded_broken=int(rounded.sum()),
-        rounded_median=median_size(coarse),
-        rounded_mean=_mean(coarse),
+        rounded_broken=int(rounded.sum()) + unknown,
+        rounded_median=median_size(coarse) + unknown,
+        rounded_mean=_mean(coarse) + unknown,
         reached_apsr=_median(of["found.apsr"][~broken]),
         reached_size=_median(sizes[~broken]),
         reached_accuracy=_median(of["accuracy"][~broken]),

@@ -18,6 +18,7 @@ from segprox.report.published import against as beside
 from segprox.report.requirements import Requirement, judge_all, requirement_table
 from segprox.report.results import RunResults
 from segprox.report.tables import WRITERS, Table, to_markdown
+from segprox.report.transfer import transfer_tables
 
 
 class Report(NamedTuple):
@@ -48,6 +49,7 @@ def write_report(
             raise SegproxError(f"there is no class {name!r} in these runs; the classes are: {', '.join(sorted(known))}")
     groups = group_runs(results)
     judged, tables = judge_all(require, groups), report_tables(groups, critical)
+    tables += transfer_tables(results)
     tables += [] if against is None else beside(results, against)
     with written_aside(folder) as aside:
         write_tables([*([requirement_table(judged)] if judged else []), *tables], aside / "tables")

@@ -9,12 +9,24 @@ import numpy as np
 import torch
 from torch import nn
 
+from segprox.attacks import Attack, Pgd, Square
 from segprox.counts import Counts, class_counts
 from segprox.data import Sample
 from segprox.errors import SegproxError
 from segprox.models import Segmenter, restored
-from segprox.problem import Problem
-from segprox.run.measurements import Glance, gap, glance, mirror_agreement, pixel_accuracy, slope, variants
+from segprox.problem import Problem, predictions
+from segprox.run.certificate import certify
+from segprox.run.measurements import (
+    Glance,
+    gap,
+    glance,
+    mirror_agreement,
+    pixel_accuracy,
+    repeated_gap,
+    same_draw,
+    slope,
+    variants,
+)
 
 Severity = Literal["green", "amber", "red"]
 Finding = tuple[Severity, str]  # the verdict of a check, and its sentence
@@ -24,7 +36,11 @@ ROUNDING = 1e-3  # of the logits' range: what another order of summation may cha
 SATURATED = 0.25  # share of pixels
 NO_GRADIENT = (0.1, 0.9)  # amber and red above these, as a share of pixels
 WRONG_SLOPE = (0.1, 0.5)  # the same, as a relative error
+EPSILON = 8 / 255  # within which attacks with and without gradients are compared
+FAR_MORE = 0.05  # of the pixels: a margin for chance; embedded networks lose far more along their true gradients
 LITTLE = 0.2  # of the way from a constant guess to perfection: a model that learnt something goes further
+
+RANDOM_BATCH = "not judged: a batch draws other random numbers; with samples, images are asked one at a time"
 
 
 @dataclass(frozen=True)
@@ -43,8 +59,9 @@ def check_model(
     ignore: tuple[int, ...] = (255,),
     num_classes: int | None = None,
     quick: bool = False,
+    draws: int | None = None,
 ) -> list[Check]:
-    """Look for what makes robustness figures meaningless, without attacking.
+    """Look for what makes robustness figures meaningless, with a few queries.
 
     Args:
         model: a `Segmenter`, or any network that takes images in [0, 1] and returns logits. A plain network is left as
@@ -52,7 +69,9 @@ def check_model(
         samples: a few images with labels; where every label is one to ignore, accuracy is not judged.
         ignore: label values of pixels that do not count.
         num_classes: of the dataset.
-        quick: leave out what needs more memory than an attack, a batch of two and a copy of the network in float64.
+        quick: leave out what needs more memory than an attack, a batch of two and a copy of the network in float64,
+            and the two short attacks.
+        draws: of a query, if the model is to be attacked on the average of its answers: `samples` of an evaluation.
 
     Example:
         >>> import segprox
@@ -72,19 +91,24 @@ def check_model(
             Problem.build(sample.image[None].to(segmenter.device), sample.label[None], ignore=ignore)
             for sample in samples
         ]
-        glances = [glance(segmenter, problem) for problem in problems]
         first = problems[0]
-        findings = {
+        rounding, difference = _rounding(segmenter), repeated_gap(segmenter, first.images)
+        random = difference > rounding >= repeated_gap(same_draw(segmenter), first.images)
+        segmenter = same_draw(segmenter) if random else segmenter  # so that noise is not taken for anything else
+        glances = [glance(segmenter, problem) for problem in problems]
+        findings: dict[str, Finding] = {
             "eval mode": mode,
             "classes": _classes(glances, problems, num_classes),
             "input": _input(segmenter, problems),
             "logits": _logits(segmenter, first, glances),
-            "repeatable": _repeatable(segmenter, first),
-            **({} if quick else {"batch": _batch(segmenter, first)}),
+            "repeatable": _repeatable(difference, rounding, random, draws),
+            **({} if quick else {"batch": ("green", RANDOM_BATCH) if random else _batch(segmenter, first)}),
             "accuracy": _accuracy(glances, problems),
             "saturation": _saturation(glances),
             "gradients": _gradients(glances),
             **({} if quick else {"finite differences": _differences(segmenter, first)}),
+            **({} if quick else {"black box": _black_box(segmenter, first, samples[0].name)}),
+            **_certificate(segmenter, problems),
         }
         return [Check(name, *finding) for name, finding in findings.items()]
 
@@ -165,15 +189,21 @@ def _logits(model: Segmenter, problem: Problem, glances: Sequence[Glance]) -> Fi
     return "green", f"{span}, not probabilities"
 
 
-@torch.no_grad()
-def _repeatable(model: Segmenter, problem: Problem) -> Finding:
-    difference = gap(model.logits(problem.images), model.logits(problem.images))
+def _repeatable(difference: float, rounding: float, random: bool, draws: int | None) -> Finding:
     if difference == 0:
         return "green", "the same image gives the same logits twice"
     finding = f"the same image gives logits that differ by {difference:.1e} of their range"
-    if difference <= _rounding(model):
+    if difference <= rounding:
         return "amber", f"{finding}, as rounding may; torch.use_deterministic_algorithms(True) may end it"
-    return "red", f"{finding}: switch off the dropout or noise that is active in eval mode"
+    if not random:
+        own = "it has random numbers of its own, and nothing that is found can be repeated"
+        return "red", f"{finding}, even where torch, NumPy and Python draw the same: {own}"
+    if draws is not None:
+        return "green", f"{finding}: it answers at random, and is attacked on the average of {draws} draws"
+    return "red", (
+        f"{finding}: switch off the dropout or noise that is active in eval mode, or if it is meant to be, attack the "
+        "model on the average of its answers, with samples=4 (--samples 4)"
+    )
 
 
 @torch.no_grad()
@@ -243,6 +273,48 @@ def _differences(model: Segmenter, problem: Problem) -> Finding:
     )
     advice = "; look for a custom backward, a straight-through estimator or rounding inside the network"
     return verdict, finding if verdict == "green" else finding + advice
+
+
+def _black_box(model: Segmenter, problem: Problem, name: str) -> Finding:
+    """Whether random search, which asks for no gradient, does more damage than steps along the gradient."""
+    with torch.no_grad():
+        logits = model.logits(problem.images)
+    predicted, num_classes = predictions(logits), logits.shape[1]
+    own = Problem.build(problem.images, predicted, ignore=(num_classes,))  # of NaN pixels nothing is known
+    along: Attack = Pgd(objective="dl", steps=10, step_size=0.25, epsilon=EPSILON)
+    without: Attack = Square(steps=30, epsilon=EPSILON)
+    try:
+        followed, searched = (attack.run(model, own).apsr.item() for attack in (along, without))
+    except SegproxError as error:
+        return "amber", f"not compared with gradients, because the model cannot be attacked: {error}"
+    finding = (
+        f"within {_size(EPSILON, model)} of {name}, 10 steps along the gradient change {followed:.1%} of the pixels, "
+        f"30 queries of random search {searched:.1%}"
+    )
+    if searched <= followed + FAR_MORE:
+        return "green", finding
+    return "red", f"{finding}: gradients are masked; attack it without gradients too, such as by square"
+
+
+def _certificate(model: Segmenter, problems: Sequence[Problem]) -> dict[str, Finding]:
+    """A row for networks whose layers are simple enough."""
+    found = [certificate for problem in problems if (certificate := certify(model, problem)) is not None]
+    if not found:
+        return {}
+    linf, l2 = (min(float(radii.min()) for radii in norm) for norm in zip(*found))
+    share = f"{problems[0].threshold:.0%} of an image's pixels"
+    bound = "by the product of its layers' Lipschitz constants"
+    return {
+        "certificate": (
+            "green",
+            f"below {_size(linf, model)} in linf or {l2:.2g} in l2 nothing makes {share} wrong, {bound}",
+        )
+    }
+
+
+def _size(linf: float, model: Segmenter) -> str:
+    """A size as it is written of the images that a model is fed."""
+    return f"{255 * linf:.2g}/255" if model.range is None else f"{linf:.2%} of the range"
 
 
 def _grade(value: float, limits: tuple[float, float]) -> Severity:

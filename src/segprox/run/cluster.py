@@ -2,6 +2,7 @@
 
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from segprox.attacks import Callback
-from segprox.errors import SegproxError
+from segprox.errors import SegproxError, told
 from segprox.naming import Name
 from segprox.optional import require
 from segprox.registry import VARIABLE
@@ -23,6 +24,7 @@ from segprox.run.code import is_installed, ship
 from segprox.run.engines import Done, Queue, Wanted, always
 from segprox.run.worker import Result, Task, Worker, open_dataset
 
+REACHED_WITHIN = 10.0  # seconds in which a cluster must answer
 LOOK_AFTER = 5.0  # seconds without news, after which the nodes of a cluster are looked at
 TRANSFER = 30.0  # seconds that results may take from another node
 NO_ROOM = 300.0  # seconds in which a cluster may get a node with room for a worker
@@ -83,6 +85,7 @@ class Ray:
     def _connect(self, ray: Any, runtime_env: Mapping[str, str]) -> None:
         # Without an address, Ray would join whatever cluster was started on this machine last.
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_reachable(address)
         try:
             ray.init(
                 address=address, logging_level="warning", log_to_driver=False, include_dashboard=False,
@@ -104,6 +107,17 @@ class Ray:
             return actor.node.remote(), actor
 
         return make
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address that nobody listens at: Ray would try it for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # auto, local
+    try:
+        socket.create_connection((host, int(port)), timeout=REACHED_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        raise SegproxError(f"there is no Ray cluster at {address!r}: {told(error)}") from None
 
 
 @contextmanager

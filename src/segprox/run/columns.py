@@ -22,12 +22,12 @@ from segprox.run.record import ImageError, Record, from_line, to_line
 from segprox.run.store import RECORDS, Store
 
 INDEX = "records.npz"
-LAYOUT = 1  # of the index
+LAYOUT = 2  # of the index
 SMALL = 200_000  # bytes of lines that are read faster than an index is worth
 NUMBERS = (
     "height", "width", "clean_accuracy", "accuracy", "norm", "forwards", "backwards", "seconds",
     *(f"{score}.{name}" for score in ("found", "rounded")
-      for name in ("linf", "l2", "l1", "apsr", "success", "attacked", "protected")),
+      for name in ("linf", "l2", "l1", "apsr", "success", "attacked", "protected", "share")),
 )  # fmt: skip
 TEXTS = ("image", "image_hash", "key", "labels", "preview")
 Columns = dict[str, NDArray[Any]]
@@ -35,7 +35,7 @@ Columns = dict[str, NDArray[Any]]
 
 def columns_of(records: Sequence[Record]) -> Columns:
     """An array for each number and text (NaN and nothing where there is none), the counts, and all traces in a row."""
-    numbers = {name: np.array([*map(attrgetter(name), records)], dtype=np.float64) for name in NUMBERS}
+    numbers = {name: np.array([*map(_getter(name), records)], dtype=np.float64) for name in NUMBERS}
     texts = {name: np.array([getattr(record, name) or "" for record in records], dtype=np.str_) for name in TEXTS}
     counts = {
         name: np.array([getattr(record, name) for record in records], dtype=np.int64).reshape(len(records), 3, -1)
@@ -50,6 +50,14 @@ def columns_of(records: Sequence[Record]) -> Columns:
         "trace_ends": np.cumsum([len(record.trace or ()) for record in records], dtype=np.int64),
         "trace": np.array(steps, dtype=np.float64).reshape(-1, 2),  # queries and norm
     }
+
+
+def _getter(name: str) -> Callable[[Record], Any]:
+    """What reads a number of a record; floats are not rounded, and have no score of that."""
+    get = attrgetter(name)
+    if not name.startswith("rounded."):
+        return get
+    return lambda record: None if record.rounded is None else get(record)
 
 
 class IndexedRecords(Sequence[Record]):

@@ -5,13 +5,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from segprox.attacks.base import Cost
+from segprox.bands import bands_of
+from segprox.devices import check_deterministic, wait_for
 from segprox.errors import SegproxError
 from segprox.run.check import check_model
 from segprox.run.columns import read_latest
@@ -95,6 +98,8 @@ class Evaluation:
         Several workers may have images under way when a run has enough. These are recorded; should they make the
         interval of the median too wide again, the run goes on.
         """
+        if self.execution.workers > 1 or self.execution.engine != "local":
+            forget_models()  # others load them: this process asks them nothing any more
         with ExitStack() as locks:
             statuses = {}
             for run in self.runs:
@@ -162,13 +167,14 @@ class Evaluation:
         """
         runs = self.runs
         datasets = _reasons({run.dataset: partial(open_dataset, run.dataset) for run in runs})
-        models = _reasons({run.model: partial(self._check_model, run) for run in runs})
-        fine = [run for run in runs if run.dataset not in datasets and run.model not in models]
+        opened = [run for run in runs if run.dataset not in datasets]
+        models = _reasons({(run.model, run.dataset): partial(self._check_model, run) for run in opened})
+        fine = [run for run in runs if run.dataset not in datasets and (run.model, run.dataset) not in models]
         goals = _reasons({(run.dataset, run.goal): partial(prepare_goal, run) for run in fine})
         pairs = _reasons({(run.model, run.dataset): partial(self._check_pair, run) for run in fine if self._left(run)})
-        problems = [*check_runs(runs), *datasets.values(), *models.values(), *goals.values(), *pairs.values()]
-        if self.execution.workers > 1 or self.execution.engine != "local":
-            forget_models()  # others will load them
+        rounding = _reasons({run.folder: partial(_check_rounding, run) for run in fine})
+        found = (datasets, models, goals, pairs, rounding)
+        problems = [*check_runs(runs), *(reason for reasons in found for reason in reasons.values())]
         if problems:
             raise SegproxError("; ".join(dict.fromkeys(problems)))
 
@@ -208,8 +214,12 @@ class Evaluation:
             data = open_dataset(dataset)
             try:
                 segmenter, classes = prepare_model(run, self.execution).segmenter, len(data.classes) or None
-                checks = check_model(segmenter, [data[0]], ignore=data.ignore, num_classes=classes, quick=True)
-            except Exception:  # whatever an image, a dataset or a network may raise is recorded when its turn comes
+                checks = check_model(
+                    segmenter, [data[0]], ignore=data.ignore, num_classes=classes, quick=True,
+                    draws=run.settings.samples,
+                )  # fmt: skip
+            except Exception as error:  # whatever an image, a dataset or a network raises is recorded in its turn
+                check_deterministic(error)
                 continue
             if red := ", ".join(check.name for check in checks if check.verdict == "red"):
                 sentences.append(
@@ -217,6 +227,19 @@ class Evaluation:
                     "segprox check, or segprox.run.check_model in Python, says why."
                 )
         return sentences
+
+
+def _check_rounding(run: Run) -> None:
+    """Whether an attack that searches among images of so many steps attacks images of as many."""
+    try:
+        steps = run.attack.make().rounds_to
+    except SegproxError:
+        return  # which is said elsewhere
+    bands = bands_of(open_dataset(run.dataset))
+    if steps and steps != bands.steps:
+        has = f"has {bands.steps}" if bands.steps else "has bands of several" if bands.whole else "holds floats"
+        advice = "set bits=16" if bands.steps == 65535 else "take an attack that does not round, such as palma"
+        raise SegproxError(f"{run.attack} rounds values to {steps} steps but {run.dataset} {has}: {advice}")
 
 
 def _names(run: Run) -> list[str]:
@@ -227,7 +250,7 @@ def about(run: Run) -> dict[str, Any]:
     """What a report and a reader of a run's folder need to know besides the run itself."""
     data = open_dataset(run.dataset)
     attack = run.attack.make()
-    cost = attack.cost()
+    cost = most_queries(run)
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "classes": list(data.classes),
@@ -238,6 +261,7 @@ def about(run: Run) -> dict[str, Any]:
         "family": attack.family,
         "attack": attack.described(),
         "cost": {"forwards": cost.forwards, "backwards": cost.backwards},
+        **({} if (bands := bands_of(data)).eight_bit else {"values": asdict(bands)}),
         "environment": environment(),
     }
 
@@ -275,10 +299,16 @@ class Estimate(NamedTuple):
     seconds: float | None  # None if there is nothing to time
 
 
+def most_queries(run: Run) -> Cost:
+    """The most that a run asks of its model, per image, with all draws of a random one."""
+    cost, sampling = run.attack.make().cost(), run.settings.sampling
+    return cost if sampling is None else Cost(*sampling.most(*cost))
+
+
 def estimate(status: Status, timed: Mapping[str, tuple[float, float] | None], retry_errors: bool = False) -> Estimate:
     """The most that is left of a run, by its model's seconds of a forward and of a backward."""
     images = status.left + (status.errors if retry_errors else 0)
-    cost, limit = status.run.attack.make().cost(), status.run.settings.max_queries
+    cost, limit = most_queries(status.run), status.run.settings.max_queries
     forwards, backwards = cost.forwards * images, cost.backwards * images
     if limit is not None and cost.forwards + cost.backwards > limit:
         share = limit / (cost.forwards + cost.backwards)
@@ -303,6 +333,5 @@ def time_model(prepared: Prepared) -> tuple[float, float]:
 
 def _now(device: torch.device) -> float:
     """The time at which a device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter()

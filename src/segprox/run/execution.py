@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from segprox.errors import SegproxError
 from segprox.models import ModelOptions, model_options
 from segprox.naming import Name
 
@@ -25,6 +26,7 @@ class Execution:
         lean: hold only what the image's gradient needs; as the model's name says if left out, else where it pays.
         compile: torch.compile the model and small pieces of attacks.
         channels_last: the memory format of weights and images.
+        look_every: how often, in queries, attacks that leave out images wait for the device to know which are done.
     """
 
     engine: EngineName = "local"
@@ -36,6 +38,18 @@ class Execution:
     lean: bool | None = None
     compile: bool = False
     channels_last: bool = False
+    look_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.engine == "local" and self.address is not None:
+            raise SegproxError(f"the address {self.address} is one of a Ray cluster, which only the engine ray uses")
+        if self.engine == "ray" and len(self.devices) > 1:
+            raise SegproxError(f"Ray gives every worker a device of its own, but {len(self.devices)} devices are named")
+        if self.engine == "local" and len(self.devices) > self.workers:
+            raise SegproxError(
+                f"{len(self.devices)} devices are named ({', '.join(self.devices)}), but only {self.workers} of them "
+                "would be used: have as many workers"
+            )
 
     def model_options(self, name: str, given: dict[str, Any], device: str | None = None) -> ModelOptions:
         """Options of a model: those of its name, of a run's settings (`given`), and of this execution, which win.

@@ -3,16 +3,18 @@
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from segprox.devices import finest
 from segprox.losses import margin
-from segprox.models import Segmenter
+from segprox.models import Segmenter, copy_wrapper
 from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD
 from segprox.problem import Problem, predictions
+from segprox.seeding import seeded
 
 # Of finite differences: beyond rounding, yet a fraction of a grey level.
 STEPS = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -72,6 +74,29 @@ def gap(first: Tensor, second: Tensor) -> float:
     return largest / max((finite.max() - finite.min()).item(), torch.finfo(first.dtype).tiny)
 
 
+@torch.no_grad()
+def repeated_gap(model: Segmenter, images: Tensor) -> float:
+    """How far two answers to the same images lie apart, as in `gap`."""
+    return gap(model.logits(images), model.logits(images))
+
+
+class _SameDraw(nn.Module):
+    """A network that draws the same random numbers every time."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        with seeded(images.device, 0):
+            return self.network(images)
+
+
+def same_draw(model: Segmenter) -> Segmenter:
+    """The same model with the same random numbers every time."""
+    return _fed(model, model=_SameDraw(model.model))
+
+
 class Variant(NamedTuple):
     """The same network, fed in another way."""
 
@@ -84,18 +109,27 @@ class Variant(NamedTuple):
 def variants(model: Segmenter, channels: int) -> Iterator[Variant]:
     """Other ways to feed the network: those that people mix up."""
     scale, flip = not model.scale_255, not model.bgr
-    yield Variant(f"values in 0..{255 if scale else 1}", f"scale_255={scale}", True, _fed(model, scale_255=scale))
+    if model.range is None:
+        yield Variant(f"values in 0..{255 if scale else 1}", f"scale_255={scale}", True, _fed(model, scale_255=scale))
+    else:
+        yield Variant("values in 0..1", "range=0,1", True, _fed(model, range=None))
     if channels == 3:
         yield Variant("blue first" if flip else "red first", f"bgr={flip}", False, _fed(model, bgr=flip))
-    if channels == 3 and not model.scale_255 and not model.mean.any() and bool((model.std == 1).all()):
+    if (
+        channels == 3
+        and not model.scale_255
+        and model.range is None
+        and not model.mean.any()
+        and bool((model.std == 1).all())
+    ):
         mean, std = (model.mean.new_tensor(values).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         option = f"mean={IMAGENET_MEAN}, std={IMAGENET_STD}"
         yield Variant("ImageNet's normalisation", option, True, _fed(model, mean=mean, std=std))
 
 
-def _fed(model: Segmenter, **changes: bool | Tensor) -> Segmenter:
+def _fed(model: Segmenter, /, **changes: bool | Tensor | nn.Module | None) -> Segmenter:
     """A copy of the wrapper around the same network."""
-    other = deepcopy(model, {id(model.model): model.model})  # deepcopy takes what is in its memo for copied already
+    other = copy_wrapper(model)
     for name, value in changes.items():
         setattr(other, name, value)
     other._plain = False
@@ -122,7 +156,7 @@ def _kappa(model: Segmenter, images: Tensor) -> float:
     logits = model.logits(images)
     bins = logits.shape[1] + 1  # one more for NaN
     straight, mirrored = predictions(logits), predictions(model.logits(images.flip(-1))).flip(-1)
-    shares = [torch.bincount(p.flatten(), minlength=bins).double() / p.numel() for p in (straight, mirrored)]
+    shares = [torch.bincount(p.flatten(), minlength=bins).cpu().double() / p.numel() for p in (straight, mirrored)]
     chance = (shares[0] * shares[1]).sum().item()
     return 0.0 if chance == 1 else (_share(straight == mirrored) - chance) / (1 - chance)
 
@@ -153,7 +187,7 @@ def slope(model: Segmenter, images: Tensor) -> Slope:
     start = images.clone().requires_grad_()
     logits = model.logits(start)
     wanted = logits.detach().topk(2, dim=1).indices[:, 1]
-    gradient = image_gradient(_loss(logits, wanted), start).double()
+    gradient = image_gradient(_loss(logits, wanted), start).to(finest(start.device))
     direction = gradient.sign()
     move = step * direction.to(images.dtype)
     with torch.no_grad():
@@ -162,7 +196,7 @@ def slope(model: Segmenter, images: Tensor) -> Slope:
 
 
 def _loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.double(), wanted)
+    return functional.cross_entropy(logits.to(finest(logits.device)), wanted)
 
 
 def _in_float64(model: Segmenter, images: Tensor) -> Segmenter | None:
@@ -176,4 +210,4 @@ def _in_float64(model: Segmenter, images: Tensor) -> Segmenter | None:
 
 
 def _share(pixels: Tensor) -> float:
-    return pixels.double().mean().item()
+    return pixels.to(finest(pixels.device)).mean().item()

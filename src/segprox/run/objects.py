@@ -150,7 +150,7 @@ class ItemDataset:
         image, label = _pair(self.items[index])
         if image.dim() != 3 or label.shape != image.shape[1:]:
             raise SegproxError(
-                f"item {index} must be an image [3, H, W] and a label [H, W], but these have the shapes "
+                f"item {index} must be an image [C, H, W] and a label [H, W], but these have the shapes "
                 f"{list(image.shape)} and {list(label.shape)}"
             )
         return Sample(self.names[index], image, label)

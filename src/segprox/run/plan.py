@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from segprox.attacks import Attack, make_attack
 from segprox.data import UNTARGETED
+from segprox.draws import Sampling, make_sampling
 from segprox.errors import SegproxError
 from segprox.models import model_options
 from segprox.naming import Name, read_share
@@ -21,7 +22,10 @@ from segprox.text import read_text, read_yaml
 
 FIELDS = ConfigDict(extra="forbid")
 SaveFormat = Literal["float", "png", "preview"]
+# Options of models that older runs did not have: where they are not given, folders keep their names.
+LATER = ("range", "window", "stride", "tta")
 Share = Annotated[float, Field(gt=0, lt=1), BeforeValidator(read_share)]
+_IF_RANDOM = Field(exclude_if=lambda value: value is None)  # headers of other runs do not mention it
 
 
 def _entry(value: Any) -> Any:
@@ -62,10 +66,31 @@ class Settings:
     threshold: Annotated[float, Field(gt=0, le=1, description="share of pixels that makes a success")] = 0.99
     seed: Annotated[int, Field(description="seed of random starts")] = 0
     max_queries: Annotated[int | None, Field(ge=1, description="most forwards plus backwards per image")] = None
+    samples: Annotated[int | None, _IF_RANDOM, Field(description="draws of a query of a random model")] = None
+    score_draws: Annotated[int | None, _IF_RANDOM, Field(description="draws by which such a model is judged")] = None
+    score_share: Annotated[
+        float | None, _IF_RANDOM, Field(description="share of those draws that must be successes")
+    ] = None
     save: Annotated[tuple[SaveFormat, ...], Field(description="what to keep of perturbed images")] = ("preview",)
     model_options: Annotated[dict[str, Any], Field(description="options of every model, such as precision")] = (
         dataclasses.field(default_factory=dict)
     )
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling  # refused now if its numbers do not fit together
+        if sampling is not None:
+            sampling.check_limit(self.max_queries)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How a random model is asked and judged; None for any other."""
+        return make_sampling(self.samples, self.score_draws, self.score_share)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What of all this determines the results of an image."""
+        plain = [self.threshold, self.seed, self.max_queries]
+        return plain if self.sampling is None else [*plain, dataclasses.asdict(self.sampling)]
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -103,7 +128,8 @@ class Run:
         settings = self.settings
         try:
             options = dataclasses.asdict(model_options(self.model, **settings.model_options))
-            model = {option: value for option, value in options.items() if option not in HOW}
+            later = {option for option in LATER if options[option] is None}
+            model = {option: value for option, value in options.items() if option not in {*HOW, *later}}
             attack = self.attack.make().described()
         except SegproxError:  # what cannot be made is told apart by its text; `check_runs` says what is wrong with it
             model, attack = {self.model: settings.model_options}, dataclasses.asdict(self.attack)
@@ -112,7 +138,7 @@ class Run:
             "dataset": self.dataset,
             "attack": attack,
             "goal": self.goal,
-            "settings": [settings.threshold, settings.seed, settings.max_queries],
+            "settings": settings.identity,
         }
 
     @property

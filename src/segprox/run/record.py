@@ -10,16 +10,26 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from segprox.sizes import unbroken_size
+from segprox.sizes import Interval, unbroken_size, wilson
 from segprox.trace import Trace
 
 FIELDS = ConfigDict(extra="forbid")
 Share = Annotated[float, Field(ge=0, le=1)]
-TIMES = ("seconds",)  # what may differ between two runs of the same thing
+HOW = ("seconds", "conditions")  # what may differ between two runs of the same thing
+
+
+def _unknown(value: object) -> bool:
+    """What only records of random models have is not written into others."""
+    return value is None
+
+
+def share_interval(share: float, draws: int) -> Interval:
+    """The 95 % interval of a share of draws."""
+    return wilson(round(share * draws), draws)
 
 
 class ClassCounts(NamedTuple):
-    """Pixels of each class, `[K]`: see `segprox.counts`."""
+    """Pixels of each class, `[K]`: see `segprox.counts`. Of a random model those of all draws together."""
 
     tp: list[NonNegativeInt]
     fp: list[NonNegativeInt]
@@ -28,7 +38,7 @@ class ClassCounts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
 class Score:
-    """What a perturbed image is worth, as it is (`float`), in 8 bits, or in a file that was read again."""
+    """What a perturbed image is worth, as it is (`float`), rounded, or in a file that was read again."""
 
     linf: NonNegativeFloat
     l2: NonNegativeFloat
@@ -37,6 +47,14 @@ class Score:
     success: bool
     attacked: Share | None = None  # the share of attacked pixels that are as wanted, where others are protected
     protected: Share | None = None  # the share of protected pixels that are right
+    # Of a model that answers at random: the APSR of each draw, and the share of draws that are successes.
+    draws: Annotated[tuple[Share, ...] | None, Field(exclude_if=_unknown)] = None
+    share: Annotated[Share | None, Field(exclude_if=_unknown)] = None
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of the share of draws that are successes."""
+        return None if self.draws is None or self.share is None else share_interval(self.share, len(self.draws))
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -45,6 +63,16 @@ class Saved:
 
     file: str  # relative to the run's folder
     score: Score
+
+
+@dataclass(frozen=True, kw_only=True, config=FIELDS)
+class Conditions:
+    """How a record was made. On accelerators another batch or device rounds differently, and results may differ."""
+
+    device: str  # its kind
+    batch: PositiveInt  # images attacked together
+    precision: str  # of gradients; successes are verified in that of the weights
+    tf32: bool  # whether float32 was shortened
 
 
 @dataclass(frozen=True, kw_only=True, config=FIELDS)
@@ -66,14 +94,15 @@ class Record:
     norm: NonNegativeFloat  # in the attack's norm
     trace: Trace | None = None  # norms that fewer queries would have given; unknown in older records
     found: Score  # the perturbed image
-    rounded: Score  # the same in 8 bits
+    rounded: Score | None  # the same in whole numbers, as files hold it: in 8 bits mostly; none where these hold floats
     forwards: NonNegativeInt
     backwards: NonNegativeInt
     clean_counts: ClassCounts
     counts: ClassCounts
-    saved: dict[str, Saved]  # by format: float, png
+    saved: dict[str, Saved]  # by format: float, png, npy
     preview: str | None = None  # file of small pictures: see `segprox.run.preview`
     seconds: NonNegativeFloat
+    conditions: Conditions | None = None  # unknown in older records
     status: Literal["done"] = "done"
 
     def size(self, norm: str) -> float:
@@ -113,9 +142,9 @@ def from_line(line: str | bytes) -> Record | ImageError:
 
 
 def same(first: Record | ImageError, second: Record | ImageError) -> bool:
-    """Whether two records agree but for the time they took."""
+    """Whether two records agree but for the time they took and where they were made."""
     one, other = (_LINES.dump_python(record, mode="json") for record in (first, second))
-    return all(one.get(name) == other.get(name) for name in {*one, *other} - set(TIMES))
+    return all(one.get(name) == other.get(name) for name in {*one, *other} - set(HOW))
 
 
 def digest(*parts: Any) -> str:

@@ -156,7 +156,7 @@ class Store:
             content = before | {"run": content["run"]}
             if content == before:
                 return
-        _write(self.folder / HEADER, json.dumps(content, indent=1).encode())
+        write_file(self.folder / HEADER, json.dumps(content, indent=1).encode())
 
     def append(self, record: Record | ImageError, files: Mapping[str, bytes] | None = None) -> None:
         """Write a record, and before it the files it names; when this returns, both are on the disk."""
@@ -164,7 +164,7 @@ class Store:
         for name, content in (files or {}).items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, content)
+            write_file(path, content)
         path = self.folder / RECORDS
         # Without a buffer: one that could not be written whole would be written again when the file is closed.
         with path.open("ab", buffering=0) as lines:
@@ -243,7 +243,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a file that is there as a whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
+from segprox.data import Sample
 from segprox.data.files import UNREADABLE
-from segprox.encoding import DECODERS
+from segprox.encoding import decode
 from segprox.problem import Problem
 from segprox.run.record import Record, Score
+from segprox.run.scoring import Scored, label_sample, score_image
 from segprox.run.store import Store
-from segprox.run.worker import Prepared, label_sample, prepare, score_image
+from segprox.run.worker import Prepared, prepare
 from segprox.sizes import median_size
 
 TOLERANCE, RELATIVE = 1e-6, 1e-5  # another machine may round otherwise, and add up in another order
@@ -37,9 +39,11 @@ def verify_run(store: Store, device: str | None = None) -> Iterator[Verified]:
     prepared = prepare(store.run, device=device)
     found: dict[str, list[tuple[Score | None, Score]]] = defaultdict(list)
     for record in records:
-        problem = _problem(prepared, record)
+        sample = find_sample(prepared, record.image, prepared.data.labelled)
+        problem = None if sample is None else prepared.problem(sample)
         for kind, saved in record.saved.items():
-            found[kind].append((_score_file(prepared, problem, store.folder / saved.file, kind), saved.score))
+            again = score_file(prepared, problem, store.folder / saved.file, kind)
+            found[kind].append((None if again is None else again.score, saved.score))
     for kind, pairs in found.items():
         scores = [score for score, _ in pairs if score is not None]
         norms = [score.linf if score.success else 1.0 for score in scores]  # as tables count them
@@ -48,24 +52,25 @@ def verify_run(store: Store, device: str | None = None) -> Iterator[Verified]:
         yield Verified(kind, len(pairs), median_size(norms) if norms else None, broken, agree)
 
 
-def _problem(prepared: Prepared, record: Record) -> Problem | None:
-    """What was to be achieved; None if the dataset does not have the image any more."""
+def find_sample(prepared: Prepared, image: str, labelled: bool) -> Sample | None:
+    """The image of that name with labels, or the model's own; None if the dataset does not have it any more."""
     try:
-        sample = prepared.data[list(prepared.data.names).index(record.image)]
+        sample = prepared.data[list(prepared.data.names).index(image)]
     except ValueError:  # not there, or not readable
         return None
-    return prepared.problem(label_sample(prepared.model, sample, prepared.data.labelled)[0])
+    settings = prepared.run.settings
+    return label_sample(prepared.model, sample, labelled, settings.sampling, settings.seed)[0]
 
 
-def _score_file(prepared: Prepared, problem: Problem | None, path: Path, kind: str) -> Score | None:
+def score_file(prepared: Prepared, problem: Problem | None, path: Path, kind: str) -> Scored | None:
     """What is in a file; None if it is no image of this problem."""
     try:
-        image = DECODERS[kind](path.read_bytes())
-    except (*UNREADABLE, SafetensorError):
+        image = decode(kind, path.read_bytes(), prepared.bands)[None]
+    except (*UNREADABLE, RuntimeError, SafetensorError):  # as one with other bands raises
         return None
     if problem is None or image.shape != problem.images.shape:
         return None
-    return score_image(prepared.model, problem, image.to(problem.images))[0]
+    return score_image(prepared.model, problem, image.to(problem.images), prepared.run.settings.sampling)
 
 
 def _agree(first: Score, second: Score) -> bool:

@@ -1,8 +1,9 @@
 """Attacks images and returns records. Needs no disk but the dataset's, so it may run anywhere."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple
@@ -12,17 +13,19 @@ from torch import Tensor
 
 import segprox
 from segprox.attacks import Attack, Callback
-from segprox.counts import class_counts
-from segprox.data import Dataset, Goal, Sample, load_dataset, make_goal, open_split, with_own_labels
-from segprox.encoding import DECODERS, ENCODERS, SUFFIXES, to_bytes
+from segprox.bands import Bands, bands_of
+from segprox.data import Dataset, Goal, Sample, load_dataset, make_goal, open_split
+from segprox.data.base import NODATA
+from segprox.devices import check_deterministic, send, use_deterministic, uses_tf32, without_tf32
+from segprox.encoding import SUFFIXES, decode, encode, file_kinds
 from segprox.errors import SegproxError
 from segprox.models import ModelOptions, Segmenter, build_model, settle
-from segprox.norms import distance
-from segprox.problem import Problem, predictions
+from segprox.problem import Problem
 from segprox.run.execution import HERE, Execution
 from segprox.run.plan import Run
 from segprox.run.preview import Part, encode_preview
-from segprox.run.record import ClassCounts, ImageError, Record, Saved, Score, digest, weights_digest
+from segprox.run.record import Conditions, ImageError, Record, Saved, digest, weights_digest
+from segprox.run.scoring import Scored, accuracy_of, label_sample, score_answers, score_image
 
 MODELS_KEPT = 1  # loaded at a time: a GPU may not hold two
 ATTEMPTS = 3  # after which an image that kills its workers is recorded as an error
@@ -50,8 +53,8 @@ class Result(NamedTuple):
 class LoadedModel:
     """A model of which only the weights are there until it is asked something."""
 
-    def __init__(self, name: str, options: ModelOptions) -> None:
-        self.options, self.built = options, build_model(name, options)  # on the CPU
+    def __init__(self, name: str, options: ModelOptions, bands: Bands) -> None:
+        self.options, self.built = options, build_model(name, options, bands)  # on the CPU
         described = {**self.built.described(), "precision": options.precision, "fold": options.fold}
         self.hash = weights_digest(self.built.model, described)
 
@@ -70,23 +73,30 @@ class Prepared:
     data: Dataset
     attack: Attack
     goal: Goal
+    look_every: int = 1
 
     @property
     def model(self) -> Segmenter:
         """The model, ready to be attacked."""
         return self.loaded.segmenter
 
+    @property
+    def bands(self) -> Bands:
+        """What the values of the images mean."""
+        return bands_of(self.data)
+
     def problem(self, sample: Sample) -> Problem:
         """What is to be achieved for one labelled image."""
         settings, device = self.run.settings, self.model.device
-        target, mask, protect = (None if part is None else part[None].to(device) for part in self.goal(sample))
+        target, mask, protect = (None if part is None else send(part[None], device) for part in self.goal(sample))
         return Problem.build(
-            sample.image[None].to(device),
-            sample.label[None].to(device),
+            send(sample.image[None], device),
+            send(sample.label[None], device),
             target=target,
             ignore=self.data.ignore,
             mask=mask,
             protect=protect,
+            fixed=sample.label[None] == NODATA if NODATA in self.data.ignore else None,
             threshold=self.goal.share or settings.threshold,
             protect_threshold=self.goal.protect_share or settings.threshold,
             seed=settings.seed,
@@ -99,19 +109,24 @@ class Prepared:
         return digest(
             sample.image, sample.label, *wanted, self.loaded.hash, self.attack.described(),
             [self.run.goal, self.data.labelled, self.data.ignore],
-            [settings.threshold, settings.seed, settings.max_queries],
+            settings.identity, *([] if self.bands.eight_bit else [dataclasses.asdict(self.bands)]),
         )  # fmt: skip
 
 
 def prepare(run: Run, execution: Execution = HERE, device: str | None = None) -> Prepared:
     """Load what a run needs; models, datasets and targets are kept for the next."""
     model = prepare_model(run, execution, device)
-    return Prepared(run, model, open_dataset(run.dataset), run.attack.make(), prepare_goal(run))
+    data, attack = open_dataset(run.dataset), run.attack.make()
+    return Prepared(run, model, data, attack, prepare_goal(run), execution.look_every)
 
 
 def prepare_model(run: Run, execution: Execution = HERE, device: str | None = None) -> LoadedModel:
     """The model of a run; its weights are read, nothing is computed."""
-    return _model(run.model, execution.model_options(run.model, run.settings.model_options, device))
+    return _model(run.model, _options(run, execution, device), bands_of(open_dataset(run.dataset)))
+
+
+def _options(run: Run, execution: Execution, device: str | None) -> ModelOptions:
+    return execution.model_options(run.model, run.settings.model_options, device)
 
 
 def prepare_goal(run: Run) -> Goal:
@@ -125,15 +140,6 @@ _model = lru_cache(MODELS_KEPT)(LoadedModel)
 def forget_models() -> None:
     """Let go of the models that are kept for the next run."""
     _model.cache_clear()
-
-
-def label_sample(model: Segmenter, sample: Sample, labelled: bool) -> tuple[Sample, Tensor]:
-    """The sample with labels, if it has none with what the model sees in it; and its clean logits `[1, K, H, W]`."""
-    with torch.no_grad():
-        clean = model.full_precision(sample.image[None].to(model.device))
-    if clean.isnan().any():
-        raise SegproxError("the model returns NaN for this image")
-    return sample if labelled else with_own_labels(sample, predictions(clean)[0].cpu()), clean
 
 
 @lru_cache(8)
@@ -153,9 +159,8 @@ class Worker:
     def __init__(self, threads: int | None = None, deterministic: bool | None = None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        usual = torch.are_deterministic_algorithms_enabled()
-        if deterministic not in (None, usual):  # setting it imports much of torch
-            torch.use_deterministic_algorithms(deterministic)
+        if deterministic is not None:
+            use_deterministic(deterministic)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._ahead: dict[tuple[str, int], Future[Sample]] = {}
 
@@ -164,10 +169,11 @@ class Worker:
         prepare(task.run, task.execution, task.device)
 
     def read_ahead(self, task: Task) -> None:
-        """Start to read the images of a task that comes next."""
-        data = open_dataset(task.run.dataset)
+        """Start to read the images of a task that comes next, into memory from which a GPU copies by itself."""
+        data, options = open_dataset(task.run.dataset), _options(task.run, task.execution, task.device)
+        read = partial(_read_pinned, data) if options.torch_device().type == "cuda" else data.__getitem__
         for index in task.indices:
-            self._ahead[task.run.dataset, index] = self._reader.submit(data.__getitem__, index)
+            self._ahead[task.run.dataset, index] = self._reader.submit(read, index)
 
     def work(self, task: Task, callback: Callback | None = None) -> list[Result]:
         """Attack the images of a task that are not known yet.
@@ -203,6 +209,11 @@ class Worker:
         return open_dataset(dataset)[index] if ahead is None else ahead.result()
 
 
+def _read_pinned(data: Dataset, index: int) -> Sample:
+    name, image, label = data[index]
+    return Sample(name, image.pin_memory(), label.pin_memory())
+
+
 def image_error(name: str, reason: str, key: str | None = None) -> ImageError:
     """What is recorded of an image that could not be attacked; one that could not even be read has no key."""
     return ImageError(key=key or digest(name, reason), version=segprox.__version__, image=name, reason=reason)
@@ -214,14 +225,17 @@ class _Job(NamedTuple):
     sample: Sample
     problem: Problem
     key: str
-    clean: Tensor  # logits, [1, K, H, W]
+    clean: Scored  # without logits: those of a whole batch would take too much memory
 
     @classmethod
     def make(cls, prepared: Prepared, sample: Sample, key: str) -> "_Job":
-        sample, clean = label_sample(prepared.model, sample, prepared.data.labelled)
+        settings = prepared.run.settings
+        sample, clean = label_sample(prepared.model, sample, prepared.data.labelled, settings.sampling, settings.seed)
         problem = prepared.problem(sample)
         problem.check_classes(clean.shape[1])
-        return cls(sample, problem, key, clean)
+        if settings.sampling is None:  # then it has been asked already
+            return cls(sample, problem, key, score_answers([clean], problem, problem.images, None))
+        return cls(sample, problem, key, score_image(prepared.model, problem, problem.images, settings.sampling))
 
 
 def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> list[Result]:
@@ -239,23 +253,29 @@ def _attack(prepared: Prepared, jobs: list[_Job], callback: Callback | None) -> 
 
 
 def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callback | None) -> Iterator[Result]:
+    model, settings = prepared.model, prepared.run.settings
     problem = Problem.join([job.problem for job in jobs])
-    found = prepared.attack.run(prepared.model, problem, callback, max_queries=prepared.run.settings.max_queries)
+    sampling = settings.sampling
+    with without_tf32():
+        found = prepared.attack.run(model, problem, callback, settings.max_queries, prepared.look_every, sampling)
+        precision = str(model.autocast or model.mean.dtype).removeprefix("torch.")
+        conditions = Conditions(device=model.device.type, batch=len(jobs), precision=precision, tf32=uses_tf32())
     for i, job in enumerate(jobs):
-        image = found.images[i : i + 1]
-        score, logits = score_image(prepared.model, job.problem, image)
-        rounded = score_image(prepared.model, job.problem, to_bytes(image).to(image) / 255)[0]
-        name, keep = _file_name(job.sample.name), prepared.run.settings.save
+        image, bands = found.images[i : i + 1], prepared.bands
+        score = partial(score_image, model, job.problem, sampling=sampling)
+        attacked, rounded = score(image), score(bands.rounded(image)).score if bands.whole else None
+        name, keep = _file_name(job.sample.name), settings.save
         saved: dict[str, Saved] = {}
         contents: dict[str, bytes] = {}
-        for kind in (kind for kind in ENCODERS if kind in keep):
-            file, content = f"images/{name}.{SUFFIXES[kind]}", ENCODERS[kind](image)
-            again = score_image(prepared.model, job.problem, DECODERS[kind](content).to(image))[0]
+        for kind in file_kinds(keep, image.shape[1], bands):
+            file, content = f"images/{name}.{SUFFIXES[kind]}", encode(kind, image[0], bands)
+            again = score(decode(kind, content, bands)[None].to(image)).score
             saved[kind], contents[file] = Saved(file=file, score=again), content
         preview = f"previews/{name}.zip" if keep else None
         if preview is not None:  # whoever keeps pictures wants to see them in reports as well
-            contents[preview] = _preview(prepared, job, image, logits)
-        clean_counts, counts = (_counts(job, prepared.data.ignore, values) for values in (job.clean, logits))
+            contents[preview] = _preview(prepared, job, image, attacked)
+        both = job.clean, attacked
+        clean_counts, counts = (scored.counts(job.sample.label, prepared.data.ignore) for scored in both)
         record = Record(
             key=job.key,
             version=segprox.__version__,
@@ -266,12 +286,12 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             width=image.shape[3],
             labels="true" if prepared.data.labelled else "model",
             counted=int(job.problem.counted),
-            clean_apsr=job.problem.apsr(job.clean).item(),
-            clean_accuracy=_accuracy(clean_counts),
-            accuracy=_accuracy(counts),
+            clean_apsr=job.clean.score.apsr,
+            clean_accuracy=accuracy_of(clean_counts),
+            accuracy=accuracy_of(counts),
             norm=found.norm[i].item(),
             trace=found.traces[i],
-            found=score,
+            found=attacked.score,
             rounded=rounded,
             forwards=int(found.forwards[i]),
             backwards=int(found.backwards[i]),
@@ -280,41 +300,16 @@ def _attack_together(prepared: Prepared, jobs: Sequence[_Job], callback: Callbac
             saved=saved,
             preview=preview,
             seconds=found.seconds / len(jobs),
+            conditions=conditions,
         )
         yield Result(job.sample.name, record, contents)
 
 
-def score_image(model: Segmenter, problem: Problem, image: Tensor) -> tuple[Score, Tensor]:
-    """What a perturbed image `[1, C, H, W]` is worth, in full precision, and its logits.
-
-    Norms are added up in double precision: single would leave the fifth digit of l1 and l2 to the machine.
-    """
-    with torch.no_grad():
-        logits = model.full_precision(image)
-    apsr, difference = problem.apsr(logits), image.cpu().double() - problem.images.cpu().double()
-    linf, l2, l1 = (distance(difference, norm).item() for norm in ("linf", "l2", "l1"))
-    score = Score(linf=linf, l2=l2, l1=l1, apsr=apsr.item(), success=bool(problem.succeeded(apsr)))
-    if problem.protected is not None:
-        attacked, protected = (rate.item() for rate in problem.rates(logits))
-        score = replace(score, attacked=attacked, protected=protected)
-    return score, logits
-
-
-def _preview(prepared: Prepared, job: _Job, image: Tensor, logits: Tensor) -> bytes:
+def _preview(prepared: Prepared, job: _Job, image: Tensor, attacked: Scored) -> bytes:
     wanted = job.sample.label if not job.problem.targeted else torch.where(job.problem.mask, job.problem.labels, -1)[0]
-    clean, attacked = (predictions(values)[0] for values in (job.clean, logits))
-    maps: dict[Part, Tensor] = {"label": wanted, "clean": clean, "prediction": attacked}
-    return encode_preview(job.problem.images[0], image[0], maps, prepared.data.palette, logits.shape[1])
-
-
-def _counts(job: _Job, ignore: tuple[int, ...], logits: Tensor) -> ClassCounts:
-    counted = class_counts(predictions(logits)[0].cpu(), job.sample.label, logits.shape[1], ignore)
-    return ClassCounts(*(values.tolist() for values in counted))
-
-
-def _accuracy(counts: ClassCounts) -> float:
-    right, wrong = sum(counts.tp), sum(counts.fn)
-    return right / max(right + wrong, 1)
+    maps: dict[Part, Tensor] = {"label": wanted, "clean": job.clean.prediction, "prediction": attacked.prediction}
+    images = job.problem.images[0], image[0]
+    return encode_preview(*images, maps, prepared.data.palette, attacked.num_classes, prepared.bands)
 
 
 def _file_name(image: str) -> str:
@@ -324,6 +319,8 @@ def _file_name(image: str) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """What is recorded as an image's error; what any other image would raise as well is raised."""
+    check_deterministic(error)
     lines = str(error).strip().splitlines() or [""]
     if _is_out_of_memory(error):
         return f"out of memory: {lines[0]}"

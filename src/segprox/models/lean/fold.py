@@ -93,7 +93,7 @@ def _pairs(model: Segmenter, image: Tensor) -> list[_Pair]:
                 hooks.callback(module.register_forward_hook(partial(see_result, name)).remove)
             elif type(module) in _NORMS and not module.training and module.running_mean is not None:
                 hooks.callback(module.register_forward_pre_hook(partial(see_input, name)).remove)
-        logits = model.logits(image.detach().requires_grad_())
+        logits = model.in_one_piece(image.detach().requires_grad_())
     uses = _uses(logits.grad_fn)
     pairs = [_Pair(made[node], norm) for norm, node in fed.items() if node in made and uses[node] == 1]
     return [pair for pair in pairs if calls[pair.convolution] == calls[pair.norm] == 1]

@@ -12,6 +12,7 @@ from segprox.models.lean.meter import held_bytes
 from segprox.models.lean.operations import OPERATIONS, LeanOperations
 from segprox.models.lean.self_check import SMALL, TOLERANCE, gradient_on, in_double, random_image, relative_error
 from segprox.models.segmenter import Segmenter
+from segprox.seeding import seeded
 
 REPEATED_TOLERANCE = 1e-4  # of one that is computed again, by the same operations, in the precision of the model
 SINGLE_TOLERANCE = 0.05  # where rounding moves some values across the kink of a ReLU
@@ -43,7 +44,9 @@ def make_lean(
     images = random_image(model, size)
     lower, model.autocast, model.operations = model.autocast, None, nullcontext()
     try:
-        if held_bytes(model, images) < at_least * size[0] * size[1]:
+        with seeded(images.device, 0):
+            held = held_bytes(model, images)
+        if held < at_least * size[0] * size[1]:
             return Leanness(tuple(OPERATIONS), 0, 0.0)
         plain, error = _checked(model, images)
     except Exception:  # a network that cannot take such an image, whatever it may raise: nothing can be checked

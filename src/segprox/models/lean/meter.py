@@ -1,7 +1,8 @@
 """What a forward holds."""
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from segprox.models.segmenter import Segmenter
+from segprox.models.windows import size_of
 
 WHOLE = ""  # the network, among the names of its parts
 Storages = dict[int, UntypedStorage]  # by address; kept, so that none is used twice
@@ -18,15 +20,27 @@ Storages = dict[int, UntypedStorage]  # by address; kept, so that none is used t
 def held_bytes(model: Segmenter, images: Tensor) -> int:
     """What a forward keeps for the backward: bytes of distinct storages, the model's own weights aside.
 
-    On the meta device nothing is computed, so this tells what would be held for images of any size.
+    On the meta device nothing is computed, so this tells what would be held for images of any size. Of a model that is
+    used by windows or views, each is computed again in the backward: what the largest of them holds then counts too.
     """
-    return bytes_of(storages(model, images)[1][WHOLE])
+    held = bytes_of(storages(model, images, asked=model.logits)[1][WHOLE])
+    pieces = model.pieces(size_of(images))
+    if len(pieces) == 1:
+        return held
+    largest = images.new_zeros(*images.shape[:2], *max(pieces, key=math.prod))
+    return held + bytes_of(storages(model, largest)[1][WHOLE])
 
 
 def storages(
-    model: Segmenter, images: Tensor, blocks: Mapping[str, nn.Module] = {}
+    model: Segmenter,
+    images: Tensor,
+    blocks: Mapping[str, nn.Module] = {},
+    asked: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Storages], dict[str, Storages]]:
-    """The storages of the tensors that each block is fed, and of those that are held within it and in the whole."""
+    """The storages of the tensors that each block is fed, and of those that are held within it and in the whole.
+
+    What is `asked` for logits is `model.in_one_piece`, or another way to use the model.
+    """
     own = {value.untyped_storage()._cdata for value in [*model.parameters(), *model.buffers()]}
     fed: dict[str, Storages] = defaultdict(dict)
     held: dict[str, Storages] = defaultdict(dict)
@@ -52,7 +66,7 @@ def storages(
             entered = block.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
             for handle in (entered, block.register_forward_hook(leave)):
                 stack.callback(handle.remove)
-        model.logits(images.detach().requires_grad_())
+        (asked or model.in_one_piece)(images.detach().requires_grad_())
     return fed, held
 
 

@@ -8,22 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from segprox.models.segmenter import Segmenter
+from segprox.seeding import seeded
 
 TOLERANCE = 1e-9  # of a gradient in double precision
 SMALL = (64, 96)  # height and width that most networks take
 
 
+def input_channels(model: Segmenter) -> int:
+    """How many bands a model takes: as its normalisation or range says, else 3, or what its first convolution takes."""
+    said = max(model.mean.numel(), len(model.range or ()))
+    taken = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)]
+    return said if said > 1 else 3 if 3 in taken or not taken else taken[0]
+
+
 def random_image(model: Segmenter, size: tuple[int, int] = SMALL) -> Tensor:
-    """An image `[1, C, H, W]` with as many channels as the model's normalisation, the same every time."""
-    channels = model.mean.numel() if model.mean.numel() > 1 else 3
-    return torch.rand(1, channels, *size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    """An image `[1, C, H, W]` that the model takes, as far as that can be seen, the same every time."""
+    return torch.rand(1, input_channels(model), *size, generator=torch.Generator().manual_seed(0)).to(model.device)
 
 
 def gradient_on(model: Segmenter, images: Tensor, operations: AbstractContextManager[Any]) -> Tensor:
     """The gradient `[B, C, H, W]` of a random combination of logits, computed within `operations`."""
     images = images.detach().requires_grad_()
-    with operations:
-        logits = model.logits(images)
+    with operations, seeded(images.device, 0):  # a random model is to answer the same every time
+        logits = model.in_one_piece(images)
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
     (gradient,) = torch.autograd.grad(logits, images, weights.to(logits.device))
     return gradient

@@ -42,6 +42,7 @@ _OWN = (
     ModelSource("ddcat:voc", "DeepLabV3 ResNet-50 DDC-AT, the paper's robust model: voc or cityscapes"),
     ModelSource("torchvision:deeplabv3_resnet50", "torchvision's segmentation models", "torchvision"),
     ModelSource("smp:Unet/resnet34", "Segmentation Models PyTorch: ARCHITECTURE/ENCODER, or a folder", "smp"),
+    ModelSource("onnx:network.onnx", "ONNX: a network that was exported, as a file", "onnx"),
     ModelSource("python:package.module:factory", "a function of yours that returns a network or a Segmenter"),
 )
 SOURCES = Registry("source of models", {source.name: source for source in _OWN})

@@ -11,7 +11,7 @@ from torch.nn import functional
 from segprox.errors import SegproxError, explained
 from segprox.models.options import ModelOptions
 from segprox.models.sources.base import IMAGENET_MEAN, IMAGENET_STD, Network, load_checkpoint
-from segprox.optional import require
+from segprox.optional import require, torchvision_explained
 from segprox.text import is_folder
 
 HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
@@ -54,7 +54,9 @@ def build(identifier: str, options: ModelOptions) -> Network:
     there = is_folder(identifier)
     if not there and not HUB_ID.fullmatch(identifier):
         raise SegproxError(f"{what}: there is no such folder, and an id on the hub looks like NAME or OWNER/NAME")
-    with explained(f"{what} {'' if there else 'is no folder here, and '}cannot be loaded"):
+    if not there:
+        _refuse_mistyped(identifier)
+    with explained(f"{what} {'' if there else 'is no folder here, and '}cannot be loaded"), torchvision_explained(what):
         config = transformers.AutoConfig.from_pretrained(identifier)
         module = _load(transformers, identifier, config, options)
     if options.checkpoint is not None:
@@ -66,6 +68,19 @@ def build(identifier: str, options: ModelOptions) -> Network:
         module = MaskProduct(module, RESIZED_MASKS.get(config.model_type), _task(transformers, identifier, config))
         preprocessing["output"] = "logits"  # scores that may look like probabilities
     return Network(module, preprocessing, names)
+
+
+def _refuse_mistyped(identifier: str) -> None:
+    """Of what lies in a folder that is here, a folder is meant; the hub would be asked for it for half a minute."""
+    owner, slash, name = identifier.partition("/")
+    if not slash or not is_folder(owner):
+        return
+    if isinstance(require("huggingface_hub", "hf").try_to_load_from_cache(identifier, "config.json"), str):
+        return
+    raise SegproxError(
+        f"hf:{identifier}: the folder {owner} has no folder {name}; a model of this name on the hub is only looked for "
+        f"where there is no folder {owner}"
+    )
 
 
 def _is_universal(config: Any) -> bool:

@@ -30,14 +30,17 @@ const setting = (run) => [run.model, run.dataset, run.goal, ...(run.norm === "li
 const percent = (share, digits = 1) => (share === null ? "–" : (100 * share).toFixed(digits) + "%");
 const colour = (values) => `rgb(${values.join(" ")})`;
 
-/** A size, in 255ths if it is linf, with as many digits as make sense. */
-function size(value) {
+/** A size in its unit, with as many digits as make sense. */
+function size(value, unit) {
   if (value === null) return "–";
-  return value.toFixed(value >= 100 ? 0 : value >= 1 ? 1 : 2);
+  return value.toFixed(value >= 100 ? 0 : value >= 1 ? 1 : unit === "share" && value < 0.1 ? 3 : 2);
 }
 
-const withUnit = (value, norm) => (norm === "linf" ? `${size(value)}/255` : `${size(value)} in ${norm}`);
-const unitName = (norm) => (norm === "linf" ? "linf × 255" : norm);
+// linf is in 255ths, or where images are not of 8 bits in percent of their range ("share"); other norms are as they are.
+const withUnit = (value, unit) => size(value, unit) + ({ linf: "/255", share: "% of the range" }[unit] || ` in ${unit}`);
+const unitName = (unit) => ({ linf: "linf × 255", share: "linf, % of the range" })[unit] || unit;
+const WHOLE = { linf: 255, share: 100 }; // the whole range: what an image that was not broken counts as
+const linfUnit = (run) => (run.rounded === "8 bits" ? "linf" : "share");
 
 /** Storage may be refused to files on a disk. */
 function remember(key, value) {

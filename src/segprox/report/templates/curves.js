@@ -22,7 +22,7 @@ function curveGroups() {
         const some = runs.filter((run) => run[name] === own).sort((a, b) => a.epsilon - b.epsilon);
         return { run: some[0], runs: some, name: own, look: some[0].colours[kind] };
       });
-      return { title: `${title}: ${value}`, norm: runs[0].norm, series };
+      return { title: `${title}: ${value}`, unit: runs[0].unit, series };
     });
   const attacks = collect("Attacks", setting, "series", "attack");
   const underOne = (run) => setting({ ...run, model: run.series });
@@ -40,20 +40,16 @@ function points({ run, runs }, kind) {
     const each = runs.map((own) => own.curves[kind]).map(([x, y]) => [[x[0], y[0]], [x[1], y[1]]]);
     return [each[0][0], ...each.map(([, last]) => last)].filter(([, value]) => value !== null);
   }
-  if (kind !== "broken") {
-    const [x, y] = run.curves[kind] || [[], []];
-    const known = x.map((value, i) => [value, y[i]]).filter(([, value]) => value !== null);
-    return kind === "anytime" ? afterHalf(known, run.norm) : known;
-  }
-  const sizes = run.records.filter((r) => r.success && r.size !== null).map((r) => r.size).sort((a, b) => a - b);
-  const total = run.records.length;
-  return [[0, 1], ...sizes.map((x, i) => [x, 1 - (i + 1) / total])];
+  const [x, y] = run.curves[kind] || [[], []];
+  const known = x.map((value, i) => [value, y[i]]).filter(([at, value]) => at !== null && value !== null);
+  return kind === "anytime" ? afterHalf(known, run.unit) : known;
 }
 
 /** Before half of the images are broken there is nothing to see; an attack that never gets there has a line at the top. */
-function afterHalf(stairs, norm) {
-  const first = stairs.findIndex(([, y]) => norm !== "linf" || y < 255);
-  return first >= 0 || !stairs.length ? stairs.slice(Math.max(0, first)) : [[1, 255], stairs[stairs.length - 1]];
+function afterHalf(stairs, unit) {
+  const whole = WHOLE[unit];
+  const first = stairs.findIndex(([, y]) => !whole || y < whole);
+  return first >= 0 || !stairs.length ? stairs.slice(Math.max(0, first)) : [[1, whole], stairs[stairs.length - 1]];
 }
 
 function valueAt(stairs, x) {
@@ -82,22 +78,22 @@ function makeAxis(kind, ticks, most, least, linear) {
 const SHARES = { ...makeAxis("linear", [0, 0.25, 0.5, 0.75, 1], 1), text: (share) => `${share * 100}%`, value: (share) => percent(share) };
 
 /** For sizes: up to the next round number, so that curves end inside. */
-function sizeAxis(values, norm) {
-  const steps = norm === "linf" ? TICKS : ROUND;
+function sizeAxis(values, unit) {
+  const steps = unit === "linf" ? TICKS : ROUND;
   const known = values.filter((x) => x > 0);
-  const largest = Math.max(...known, norm === "linf" ? 0.5 : 1e-3);
+  const largest = Math.max(...known, unit === "linf" ? 0.5 : 1e-3);
   const least = steps.findLast((x) => x <= Math.min(...known, largest / 4)) || steps[0];
-  const linear = norm === "linf" ? LINEAR_TO : least;
+  const linear = unit === "linf" ? LINEAR_TO : least;
   let most = steps.find((x) => x >= largest * 1.02) || steps[steps.length - 1];
-  if (curves.axis === "linear") most = norm === "linf" ? Math.min(255, largest * 1.08) : largest * 1.08;
+  if (curves.axis === "linear") most = unit === "linf" ? Math.min(255, largest * 1.08) : largest * 1.08;
   if (curves.axis === "mixed") most = Math.max(most, 2 * linear);
-  const axis = makeAxis(curves.axis, sizeTicks(steps, most, least, norm), most, least, linear);
-  return { ...axis, title: unitName(norm), text: String, value: (x) => withUnit(x, norm) };
+  const axis = makeAxis(curves.axis, sizeTicks(steps, most, least, unit), most, least, linear);
+  return { ...axis, title: unitName(unit), text: String, value: (x) => withUnit(x, unit) };
 }
 
-function sizeTicks(steps, most, least, norm) {
+function sizeTicks(steps, most, least, unit) {
   if (curves.axis === "log") return steps.filter((x) => x >= least && x <= most);
-  if (curves.axis === "mixed") return [0, ...steps.filter((x) => x >= (norm === "linf" ? 0.5 : least) && x <= most)];
+  if (curves.axis === "mixed") return [0, ...steps.filter((x) => x >= (unit === "linf" ? 0.5 : least) && x <= most)];
   const step = ROUND.find((s) => most / s <= 8);
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => Number((i * step).toPrecision(6)));
 }
@@ -123,11 +119,11 @@ function visibleLines() {
 function frame(lines) {
   const width = Math.max(280, byId("chart").clientWidth);
   const height = Math.max(240, Math.min(440, width * 0.5));
-  const norm = chosenGroup() ? chosenGroup().norm : "linf";
+  const unit = chosenGroup() ? chosenGroup().unit : "linf";
   const [xs, ys] = [0, 1].map((i) => lines.flatMap((line) => line.stairs.map((point) => point[i])));
   const anytime = curves.kind === "anytime";
-  const across = anytime ? queryAxis(xs) : sizeAxis(xs, norm);
-  const along = anytime ? sizeAxis(ys, norm) : SHARES;
+  const across = anytime ? queryAxis(xs) : sizeAxis(xs, unit);
+  const along = anytime ? sizeAxis(ys, unit) : SHARES;
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   return {
     width, height, across, along,

@@ -7,7 +7,7 @@ const gallery = { shown: [], made: 0 };
 const STRONGEST = "\u0000strongest"; // no attack is called this
 
 /** What an image counts as; one that was not broken is larger than all. */
-const counted = ({ record, run }) => (record.success && record.size !== null ? record.size : run.norm === "linf" ? 255 : Number.MAX_VALUE);
+const counted = ({ record, run }) => (record.success && record.size !== null ? record.size : WHOLE[run.unit] || Number.MAX_VALUE);
 /** Sizes in different norms are not compared: linf comes first. */
 const byNorm = (a, b) => (b.run.norm === "linf") - (a.run.norm === "linf") || a.run.norm.localeCompare(b.run.norm);
 const byApsr = (a, b) => b.record.apsr - a.record.apsr;
@@ -23,7 +23,7 @@ const OUTCOMES = {
   "": () => true,
   broken: (record) => record.success,
   unbroken: (record) => !record.success,
-  undone: (record) => record.success && !record.rounded,
+  undone: (record) => record.success && record.rounded === false,
 };
 
 function chosen() {
@@ -37,21 +37,32 @@ function chosen() {
 
 /** What became of an image; one that is not broken need not be unharmed. */
 function outcome({ run, record }) {
-  const at = withUnit(record.size, run.norm);
-  if (record.success) return [run.epsilon === null ? `broken at ${at}` : `broken within ${withUnit(run.epsilon, run.norm)}`];
+  const at = withUnit(record.size, run.unit);
+  const draws = record.draws === null ? [] : [`in ${record.draws} draws`];
+  if (record.success) return [run.epsilon === null ? `broken at ${at}` : `broken within ${withUnit(run.epsilon, run.unit)}`, ...draws];
   const what = run.goal.startsWith("untargeted") ? "wrong" : "as wanted";
-  return ["not broken", `${percent(record.apsr)} ${what} at ${at}`, `${percent(record.accuracy)} right`];
+  return ["not broken", `${percent(record.apsr)} ${what} at ${at}`, `${percent(record.accuracy)} right`, ...draws];
+}
+
+/** The perturbed image, which looks like any other, above what the model sees in it. */
+function tilePicture(entry) {
+  const blank = (text) => make("span", { class: "blank" }, text);
+  const sources = pictures(entry);
+  if (!sources) return blank("no picture");
+  const [image, seen] = ["adversarial", "prediction"].map((part) => make("img", { src: sources[part], alt: "", decoding: "async" }));
+  seen.classList.add("map");
+  const both = make("span", { class: "pictures" }, image, seen);
+  image.addEventListener("error", () => both.replaceWith(blank("its file is missing")));
+  return both;
 }
 
 function tile(entry, at) {
   const { run, record } = entry;
-  const source = thumbnail(entry);
-  const picture = source ? make("img", { src: source, alt: "", decoding: "async" }) : make("span", { class: "blank" }, "no picture");
   const text = make("span", { class: "text" },
     make("span", { class: "name" }, record.image),
     ...VARYING.map((field) => make("span", { class: "sub" }, run[field])),
     ...outcome(entry).map((line) => make("span", { class: record.success ? "broken" : "unbroken" }, line)));
-  const button = make("button", { type: "button", class: "tile", title: `${record.image}\n${setting(run)}\n${run.attack}` }, picture, text);
+  const button = make("button", { type: "button", class: "tile", title: `${record.image}\n${setting(run)}\n${run.attack}` }, tilePicture(entry), text);
   button.addEventListener("click", () => openViewer(gallery.shown, at));
   return button;
 }

@@ -15,5 +15,4 @@ startClasses();
 startViewer();
 startGallery();
 startPrinting();
-// Full pictures come last in the file, so a link to one image has to wait for them.
-addEventListener("DOMContentLoaded", openFromHash);
+openFromHash();

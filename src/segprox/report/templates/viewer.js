@@ -1,4 +1,4 @@
-const viewer = { list: [], at: 0, entry: null, sources: {} };
+const viewer = { list: [], at: 0, entry: null, sources: null };
 const VOID = 255;
 const PARTS = { image: "Before", adversarial: "Perturbed", clean: "Before", prediction: "After" };
 
@@ -27,15 +27,18 @@ function facts(entry) {
   const { record, run } = entry;
   const pairs = [
     ["Outcome", record.success ? "broken" : "not broken", record.success ? "broken" : "unbroken"],
-    ...(run.epsilon === null ? [] : [["Epsilon", withUnit(run.epsilon, run.norm)]]),
+    ...(run.epsilon === null ? [] : [["Epsilon", withUnit(run.epsilon, run.unit)]]),
     ...(["linf", "l2"].includes(run.norm) ? [] : [[`${run.norm} norm`, size(record.size)]]),
-    ["Largest change", `${size(record.linf)}/255`],
+    ["Largest change", withUnit(record.linf, linfUnit(run))],
     ["l2 norm", size(record.l2)],
     ...(record.protected === null
       ? [["APSR", percent(record.apsr, 2)]]
       : [["Attacked pixels changed", percent(record.attacked, 2)], ["Protected pixels right", percent(record.protected, 2)]]),
+    ...(record.draws === null ? [] : [["Broken draws", record.draws]]),
     ["Accuracy", `${percent(record.cleanAccuracy)} → ${percent(record.accuracy)}`],
-    ["In 8 bits", `${record.rounded ? "broken" : "not broken"} at ${withUnit(record.roundedSize, run.norm)}`],
+    ...(record.rounded === null
+      ? []
+      : [[run.rounded === "8 bits" ? "In 8 bits" : "Rounded", `${record.rounded ? "broken" : "not broken"} at ${withUnit(record.roundedSize, run.unit)}`]]),
     ["Queries", `${record.forwards} + ${record.backwards}`],
     ["Seconds", record.seconds === null ? "–" : record.seconds.toFixed(1)],
     ["Pixels", `${record.width} × ${record.height}`],
@@ -44,16 +47,9 @@ function facts(entry) {
   return pairs.map(([name, text, kind]) => make("div", {}, make("dt", {}, name), make("dd", kind ? { class: kind } : {}, text)));
 }
 
+/** Addresses of the pictures of a record, by part. */
 function pictures(entry) {
-  const stored = byId(`p-${entry.id}`);
-  if (!stored) return {};
-  const type = (part) => (["image", "adversarial", "perturbation"].includes(part) ? "webp" : "png");
-  return Object.fromEntries(Object.entries(JSON.parse(stored.textContent)).map(([part, content]) => [part, `data:image/${type(part)};base64,${content}`]));
-}
-
-function thumbnail(entry) {
-  const stored = byId(`t-${entry.id}`);
-  return stored ? `data:image/webp;base64,${stored.textContent}` : null;
+  return entry.record.pictures ? JSON.parse(byId(`p-${entry.id}`).textContent) : null;
 }
 
 function drawClassLegend(entry) {
@@ -66,7 +62,7 @@ function drawClassLegend(entry) {
 }
 
 /** The largest change in [0, 1]; where nothing changed any number will do. */
-const largestChange = () => (viewer.entry.record.linf || 127.5) / 255;
+const largestChange = () => (viewer.entry.record.linf || 0.5 * WHOLE[linfUnit(viewer.entry.run)]) / WHOLE[linfUnit(viewer.entry.run)];
 const mostGain = () => Math.max(2, 2 / largestChange());
 
 /** The stored picture is stretched to black and white at the largest change; a gain of 1 shows changes as they are. */
@@ -112,13 +108,9 @@ function view(entry) {
   byId("view-facts").replaceChildren(...facts(entry));
   byId("view-label").textContent = targeted ? "Target" : "Labels";
   byId("pair-label").textContent = targeted ? "target and prediction after" : "labels and prediction after";
-  const full = record.pictures === "full";
-  byId("view-pictures").hidden = !full;
-  byId("view-note").hidden = full;
-  byId("view-note").textContent = record.pictures ? "Only a thumbnail of this image is in the page, to keep it small." : "No pictures of this image were kept.";
-  byId("view-thumbnail").hidden = record.pictures !== "small";
-  if (record.pictures === "small") byId("view-thumbnail").src = thumbnail(entry);
-  if (full) {
+  byId("view-pictures").hidden = !record.pictures;
+  byId("view-note").hidden = record.pictures;
+  if (record.pictures) {
     for (const image of byId("view-pictures").querySelectorAll("[data-part]")) image.src = viewer.sources[image.dataset.part];
     drawClassLegend(entry);
     resetGain();
