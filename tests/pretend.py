@@ -166,6 +166,7 @@ class PretendDevice(TorchDispatchMode):
     Attributes:
         waits: how often the host waited, by (why, operation, file:line).
         launches: operations that would launch a kernel, by (scope, operation, file:line).
+        seeds: what the generator of each device was seeded with. Its numbers are drawn by that of the CPU.
     """
 
     current = None
@@ -174,11 +175,12 @@ class PretendDevice(TorchDispatchMode):
         super().__init__()
         self.kind, self.count, self.doubles = kind, count if kind == "cuda" else 1, kind == "cuda"
         self.waits, self.launches, self.scope = Counter(), Counter(), "attack"
+        self.seeds, self.chosen = [0] * self.count, 0
 
     def __enter__(self):
         self._stack = ExitStack()
         if self.kind == "cuda":
-            for name, value in self._cuda().items():
+            for name, value in {**self._cuda(), **self._generators()}.items():
                 self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
             self._stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
         else:
@@ -186,6 +188,8 @@ class PretendDevice(TorchDispatchMode):
             for name, value in (("recommended_max_memory", 1 << 34), ("driver_allocated_memory", 0)):
                 self._stack.enter_context(mock.patch.object(torch.mps, name, return_value=value))
             self._stack.enter_context(mock.patch.object(torch.mps, "synchronize", self._synchronize))
+            for name, value in self._generators().items():
+                self._stack.enter_context(mock.patch.object(torch.mps, name, value))
         self._stack.enter_context(mock.patch("segprox.fusion.compiled", self._fused))
         future = torch.__future__  # a module's parameters are replaced when it moves: wrappers have no data to swap
         before = future.get_overwrite_module_params_on_conversion()
@@ -201,12 +205,23 @@ class PretendDevice(TorchDispatchMode):
 
     def _cuda(self):
         return {
-            "is_available": lambda: True, "device_count": lambda: self.count, "current_device": lambda: 0,
+            "is_available": lambda: True, "device_count": lambda: self.count, "current_device": lambda: self.chosen,
             "get_device_name": lambda i=None: f"Pretend {i}", "synchronize": self._synchronize,
             "is_bf16_supported": lambda *_, **__: True, "_lazy_init": lambda: None, "empty_cache": lambda: None,
             "mem_get_info": lambda *_: (1 << 34, 1 << 34), "memory_reserved": lambda *_: 0,
-            "memory_allocated": lambda *_: 0,
+            "memory_allocated": lambda *_: 0, "device": self._choose,
         }  # fmt: skip
+
+    def _generators(self):
+        """Of the chosen device, as the modules of both kinds have them."""
+        return {
+            "get_rng_state": lambda: torch.tensor(self.seeds[self.chosen]),
+            "set_rng_state": lambda state: self.seeds.__setitem__(self.chosen, state.item()),
+            "manual_seed": lambda seed: self.seeds.__setitem__(self.chosen, seed),
+        }
+
+    def _choose(self, device):
+        return mock.patch.object(self, "chosen", torch.device(device).index or 0)
 
     def _fused(self, piece):
         """A stand-in for a compiled piece: it counts as one launch, what it is made of as `fused`."""

@@ -341,6 +341,25 @@ def test_networks_are_fed_the_range_that_the_dataset_declares(tiles):
     assert record.clean_accuracy == pytest.approx(right.double().mean().item())
 
 
+def test_pairs_with_bands_are_shares_of_their_range():
+    class Tiles(torch.utils.data.Dataset):
+        bands = Bands(((0, 1.5),), whole=False, declared=True)
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            generator = torch.Generator().manual_seed(index)
+            image = torch.rand(6, 8, 8, generator=generator)
+            return image, torch.randint(0, 2, (8, 8), generator=generator)
+
+    network, (image, label) = nn.Conv2d(6, 2, 1), Tiles()[0]
+    results = segprox.evaluate(network, Tiles(), "fgsm", progress=False)
+    right = network(image[None] * 1.5).argmax(1)[0] == label
+    assert results.runs[0].records[0].clean_accuracy == pytest.approx(right.double().mean().item())
+    assert results.runs[0].unit == Unit("linf", eight_bit=False)
+
+
 def test_previews_show_the_chosen_bands():
     image = torch.zeros(6, 8, 8)
     image[3, :, :4], image[0] = 0.2, torch.rand(8, 8)  # a small part of the range, in what is drawn as red

@@ -33,6 +33,7 @@ from segprox.run.record import same
 from segprox.run.store import Store
 from segprox.run.verify import verify_run
 from segprox.run.worker import Task, Worker
+from segprox.seeding import seeded
 from segprox.shrinkage import threshold
 
 from .pretend import PretendDevice
@@ -459,6 +460,26 @@ def test_solvers_are_the_same(solver, as_a_batch):
         result, beta = found.result.cpu(), found.beta.cpu()
     assert result.equal(expected.result)
     assert beta.equal(expected.beta)
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps:0"])
+def test_random_models_are_the_same_and_leave_no_trace(device):
+    class Noisy(Network):
+        def forward(self, images):
+            return super().forward(images + 0.01 * torch.randn(images.shape).to(images.device))
+
+    images, model = torch.rand(2, 3, 12, 16), segprox.Segmenter(Noisy(5))
+    labels = model(images).argmax(1)
+    expected = segprox.attack(model, images, labels, "fmn", steps=4, samples=2, score_draws=6)
+    with PretendDevice(torch.device(device).type) as there:
+        there.seeds = [7] * there.count
+        with seeded(torch.device(device), 3):
+            assert there.seeds == [3 if place == torch.device(device).index else 7 for place in range(there.count)]
+        found = segprox.attack(model.to(device), images.to(device), labels.to(device), "fmn", steps=4, samples=2,
+                               score_draws=6)  # fmt: skip
+        assert there.seeds == [7] * there.count
+        assert found.images.cpu().equal(expected.images)
+        assert found.draws.cpu().float().equal(expected.draws.float())  # MPS has no float64
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])

@@ -209,6 +209,22 @@ def test_attacks_in_lower_precision_and_by_name():
     assert segprox.load_model("windowed-net?window=whole").window is None
 
 
+def test_a_segmenter_by_name_is_used_by_windows_and_views():
+    shared = Segmenter(network(), mean=MEAN, std=STD, window=(16, 16), stride=8)
+    segprox.register_model("windowed-segmenter")(lambda: shared)
+    images = torch.rand(1, 3, 40, 50)
+    for options, expected in (
+        ("window=16x24&stride=12", {"window": (16, 24), "stride": 12}),
+        ("stride=4", {"window": (16, 16), "stride": 4}),
+        ("window=whole&tta=0.5,flip", {"tta": (0.5, "flip")}),
+    ):
+        model = segprox.load_model(f"windowed-segmenter?{options}")
+        assert model(images).equal(Segmenter(network(), mean=MEAN, std=STD, **expected)(images))
+    assert (shared.window, shared.stride, shared.tta) == ((16, 16), (8, 8), ())
+    with pytest.raises(segprox.SegproxError, match=r"stride=.* needs a window"):
+        segprox.load_model("demo-standard?stride=4")
+
+
 def test_what_describes_a_model_changes_only_where_windows_are_used():
     assert {"window", "stride", "tta"}.isdisjoint(Segmenter(network()).described())
     described = Segmenter(network(), window=(8, 8), tta=("flip",)).described()

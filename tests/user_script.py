@@ -73,6 +73,18 @@ def build(identifier: str, options: ModelOptions) -> nn.Module:
     return nn.Conv2d(3, int(identifier), kernel_size=1)
 
 
+class Tiles:
+    """Float images of six bands between 0 and 1.5, already as shares of that range, with labels."""
+
+    bands = segprox.Bands(range=((0.0, 1.5),), whole=False, shown=(4, 3, 2), declared=True)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(6, 8, 8), torch.randint(0, 4, (8, 8))
+
+
 # --- attack a batch ---------------------------------------------------------------------------------------------------
 def attack(folder: Path) -> None:
     """Attack one scene by name, by object and at several epsilons."""
@@ -123,12 +135,14 @@ def evaluate(folder: Path) -> None:
     print(card.markdown, card.write(folder / "card"))
     page: Path = free.write_report(folder / "report", require=[{"withstand": "1/255"}], critical=["person"])
     stored: segprox.Results = segprox.load_results(out)
-    print(page.name, stored.to_pandas().shape)
+    print(page.name, stored.to_pandas().shape, segprox.transfer(out, ["demo-standard", "demo-robust"]))
 
     data: Sequence[tuple[Tensor, Tensor]] = [(torch.rand(3, 8, 8), torch.randint(0, 4, (8, 8))) for _ in range(2)]
     segmenter = segprox.Segmenter(nn.Conv2d(3, 4, kernel_size=1), mean=(0.5,) * 3, std=(0.5,) * 3)
     for model in (segmenter, nn.Conv2d(3, 4, kernel_size=1)):
         print(segprox.evaluate(model, data, segprox.Palma(steps=2), ignore=(0,), progress=False)[0].success.tolist())
+    many = segprox.evaluate(nn.Conv2d(6, 4, kernel_size=1), Tiles(), segprox.Palma(steps=2), progress=False)
+    print(many.summary(), many[0].unit.name)
     found: segprox.Audit = segprox.audit("demo-standard", "demo", epsilon=EPSILON, limit=1, steps=3, progress=False)
     print(found.sentence, [finding.broken_by for finding in found.findings], found.rows())
     try:

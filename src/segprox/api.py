@@ -10,7 +10,7 @@ from typing import Any, get_args, overload
 from torch import Tensor, nn
 
 from segprox.attacks import Attack, Callback, make_attack
-from segprox.data import UNTARGETED, Dataset
+from segprox.data import UNTARGETED
 from segprox.errors import SegproxError
 from segprox.naming import checked
 from segprox.report.audit import Audit
@@ -21,7 +21,7 @@ from segprox.report.transfer import transfer_tables
 from segprox.result import AttackResult
 from segprox.run.audit import audit_entries
 from segprox.run.execution import Execution
-from segprox.run.objects import AnyAttack, make_evaluation, named_model
+from segprox.run.objects import AnyAttack, AnyDataset, make_evaluation, named_model
 from segprox.run.plan import SaveFormat, Settings
 from segprox.run.store import stores
 from segprox.run.transfer import Reference, transfer_runs
@@ -137,7 +137,7 @@ def _choose(attack: str | Attack, options: dict[str, Any]) -> Attack:
 
 def evaluate(
     model: str | nn.Module,
-    dataset: str | Dataset | Iterable[Any],
+    dataset: AnyDataset,
     attacks: AnyAttack | Sequence[AnyAttack] = "palma",
     *,
     goals: str | Sequence[str] = UNTARGETED,
@@ -218,7 +218,7 @@ def evaluate(
 
 def audit(
     model: str | nn.Module,
-    dataset: str | Dataset | Iterable[Any],
+    dataset: AnyDataset,
     minimal: str | Attack = "palma",
     fixed: str | Attack = "anneal",
     *,

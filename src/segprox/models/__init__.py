@@ -12,7 +12,7 @@ from segprox.bands import EIGHT_BIT, Bands
 from segprox.errors import SegproxError, explained
 from segprox.models.demo import load_demo
 from segprox.models.lean import Leanness, fold_batch_norms, held_bytes, make_lean
-from segprox.models.options import PREPROCESSING, ModelOptions
+from segprox.models.options import PREPROCESSING, USE, ModelOptions
 from segprox.models.segmenter import Segmenter, copy_wrapper, restored
 from segprox.models.sources import SOURCES, ModelSource, ddcat, mmseg
 from segprox.models.sources.base import Network
@@ -94,12 +94,25 @@ def _segmenter(made: Segmenter | Network | nn.Module, chosen: ModelOptions, name
     """What a source hands over as a Segmenter, fed as the options say."""
     if isinstance(made, Segmenter):
         chosen.refuse(*PREPROCESSING, by=f"{name} is a Segmenter, which has its own preprocessing")
-        if chosen.channels_last:
-            made.use_channels_last()
-        return made
+        return _used(made, chosen)
     network = made if isinstance(made, Network) else Network(made)
     preprocessing = {**network.preprocessing, **chosen.preprocessing(), "channels_last": chosen.channels_last}
     return Segmenter(network.module, class_names=network.class_names, **preprocessing)
+
+
+def _used(model: Segmenter, chosen: ModelOptions) -> Segmenter:
+    """The model, used by windows and views as the options say: they go around whatever its preprocessing is."""
+    use = {name: value for name, value in chosen.preprocessing().items() if name in USE}
+    if not use and not chosen.channels_last:
+        return model
+    model = copy_wrapper(model)  # another name may stand for the same one
+    if "window" in use or "stride" in use:
+        model.use_windows(use.get("window", model.window), use["stride"])
+    if "tta" in use:
+        model.use_views(use["tta"])
+    if chosen.channels_last:
+        model.use_channels_last()
+    return model
 
 
 def _feed(model: Segmenter, bands: Bands, name: str) -> Segmenter:

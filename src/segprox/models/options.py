@@ -17,10 +17,9 @@ from segprox.models.windows import MOST_SCALE
 from segprox.text import from_home
 
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
-# How images are fed and logits are read: keyword arguments of `Segmenter`.
-PREPROCESSING = (
-    "multiple", "resize", "window", "stride", "tta", "mean", "std", "bgr", "scale_255", "range", "binary", "output",
-)  # fmt: skip
+# How images are fed and logits are read: keyword arguments of `Segmenter`. What is made as one has its own of these,
+PREPROCESSING = ("multiple", "resize", "mean", "std", "bgr", "scale_255", "range", "binary", "output")
+USE = ("window", "stride", "tta")  # and can be used in these ways all the same.
 WHOLE = "whole"  # in place of a window: none, whatever the model's source says
 MOST_SIDE = 1 << 16  # no picture is wider
 
@@ -117,7 +116,7 @@ class ModelOptions:
 
     def preprocessing(self) -> dict[str, Any]:
         """What was asked for of how the network is fed and read: keyword arguments of `Segmenter`."""
-        asked = {name: getattr(self, name) for name in PREPROCESSING if getattr(self, name) is not None}
+        asked = {name: getattr(self, name) for name in (*PREPROCESSING, *USE) if getattr(self, name) is not None}
         if "window" in asked:  # a source's own stride belongs to its own window
             asked = {"stride": None, **asked, "window": None if self.window == WHOLE else self.window}
         return asked

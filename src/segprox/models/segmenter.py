@@ -97,9 +97,6 @@ class Segmenter(nn.Module):
             raise SegproxError(f"std must be positive and mean finite but they are {list(std)} and {list(mean)}")
         if multiple < 1 or (multiple > 1 and resize is not None):
             raise SegproxError(f"multiple must be at least 1, and 1 beside resize, but is {multiple}")
-        views = views_of(tta)
-        if resize is not None and (window is not None or any(view.scale != 1 for view in views)):
-            raise SegproxError("a network that takes one size only (resize) has neither windows nor scales")
         if output not in get_args(OutputKind):
             raise SegproxError(f"output must be one of {', '.join(get_args(OutputKind))} but is {output!r}")
         if range is not None and scale_255:
@@ -116,8 +113,8 @@ class Segmenter(nn.Module):
             self.use_range(read_range(range))
         self.channels = None if channels is None else list(channels)
         self.multiple, self.resize, self.channels_last = multiple, resize, False
-        self.window, self.stride = checked_windows(window, stride, multiple)
-        self.tta, self.views = tuple(tta), views
+        self.use_windows(window, stride)
+        self.use_views(tta)
         self.class_names = tuple(class_names)
         self.autocast: torch.dtype | None = None  # the precision of most of the network's operations, if lower
         self.fused = False  # whether small pieces of attacks on it are compiled
@@ -144,6 +141,23 @@ class Segmenter(nn.Module):
         self.register_buffer("low", ends[:, 0].view(-1, 1, 1), False)
         self.register_buffer("width", (ends[:, 1] - ends[:, 0]).view(-1, 1, 1), False)
         self.range, self._plain = values, False
+
+    def use_windows(self, window: Size | None, stride: int | Size | None = None) -> None:
+        """Use the network by windows of this height and width, so far apart, from now on; None: on whole images."""
+        if window is not None:
+            self._refuse_for_one_size()
+        self.window, self.stride = checked_windows(window, stride, self.multiple)
+
+    def use_views(self, tta: Sequence[Augmentation]) -> None:
+        """Use the network at these scales, and mirrored if `"flip"` is among them, from now on."""
+        views = views_of(tta)
+        if any(view.scale != 1 for view in views):
+            self._refuse_for_one_size()
+        self.tta, self.views = tuple(tta), views
+
+    def _refuse_for_one_size(self) -> None:
+        if self.resize is not None:
+            raise SegproxError("a network that takes one size only (resize) has neither windows nor scales")
 
     @property
     def device(self) -> torch.device:

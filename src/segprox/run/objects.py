@@ -6,12 +6,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from segprox.attacks import ATTACKS, Attack, Bisection, make_attack
+from segprox.bands import Bands, bands_of
 from segprox.data import DATASETS, Dataset, Sample
 from segprox.data.base import colours, source_of
 from segprox.errors import SegproxError
@@ -25,10 +26,20 @@ from segprox.run.worker import forget_models, open_dataset
 AnyAttack = str | Attack | AttackEntry  # by its name, as an object, or as a run describes it
 
 
+class Pairs(Protocol):
+    """(image, label) pairs by their numbers, such as a torch dataset has."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+AnyDataset = str | Dataset | Pairs | Iterable[Any]  # by its name, or as an object; a data loader has batches
+
+
 @contextmanager
 def make_evaluation(
     model: str | nn.Module,
-    dataset: str | Dataset | Iterable[Any],
+    dataset: AnyDataset,
     attacks: AnyAttack | Sequence[AnyAttack],
     goals: str | Sequence[str],
     settings: Settings,
@@ -108,13 +119,13 @@ def named_model(model: str | nn.Module) -> Iterator[str]:
 
 
 @contextmanager
-def named_dataset(dataset: str | Dataset | Iterable[Any], ignore: tuple[int, ...], limit: int | None) -> Iterator[str]:
+def named_dataset(dataset: AnyDataset, ignore: tuple[int, ...], limit: int | None) -> Iterator[str]:
     """A name for a dataset, by which it can be found."""
     if isinstance(dataset, str):
         yield dataset
         return
     whole = all(hasattr(dataset, name) for name in ("classes", "palette", "ignore", "labelled", "names"))
-    opened = dataset if whole else ItemDataset(dataset, ignore, limit)  # type: ignore[arg-type]
+    opened = dataset if whole else ItemDataset(dataset, ignore, limit)
     name = type(dataset).__name__
     if name in DATASETS:
         raise SegproxError(f"the name of the class {name} is that of a dataset of segprox: rename it")
@@ -137,10 +148,11 @@ class ItemDataset:
     classes: tuple[str, ...] = ()
     palette = colours(256)  # for as many classes as a label may name
 
-    def __init__(self, items: Iterable[Any], ignore: tuple[int, ...], limit: int | None) -> None:
+    def __init__(self, items: Pairs | Iterable[Any], ignore: tuple[int, ...], limit: int | None) -> None:
         indexable = hasattr(items, "__getitem__") and hasattr(items, "__len__")
-        self.items: Sequence[Any] = items if indexable else list(islice(_unbatched(items), limit))  # type: ignore[assignment]
+        self.items: Sequence[Any] = items if indexable else list(islice(_unbatched(items), limit))  # type: ignore[assignment, arg-type]
         self.ignore = ignore
+        self.bands: Bands = bands_of(items)
         self.names: Sequence[str] = [f"{i:06}" for i in range(len(self.items))]
 
     def __len__(self) -> int:
