@@ -153,7 +153,7 @@ def test_looking_at_every_fourth_query_changes_no_result(name, as_a_batch, monke
             there = segprox.Segmenter(Network(5)).to("cuda")
             on_device = segprox.Problem.build(images.to("cuda"), there(images.to("cuda")).argmax(1))
             device.clear()
-            segprox.make_attack(name, steps=24).run(there, on_device, look_every=every)
+            segprox.make_attack(name, steps=12).run(there, on_device, look_every=every)
             waits.append(sum(n for (why, _, line), n in device.waits.items() if "tracker.py" in line))
     assert waits[1] <= waits[0] / 3
 

@@ -332,7 +332,7 @@ def test_a_result_can_be_drawn(attacked):
 def test_fixed_epsilon_attacks_are_told_in_their_own_terms(segprox_cli, tmp_path):
     results = segprox.evaluate(
         "demo-standard", "demo", ["fmn", "fgsm", segprox.make_attack("fgsm", epsilon="2/255")], limit=2,
-        out=tmp_path, progress=False,
+        max_queries=80, out=tmp_path, progress=False,
     )  # fmt: skip
     fixed = results.only(attack="fgsm")
     assert sorted(run.header["attack"]["epsilon"] for run in fixed) == pytest.approx([2 / 255, 8 / 255])
@@ -349,11 +349,12 @@ def test_fixed_epsilon_attacks_are_told_in_their_own_terms(segprox_cli, tmp_path
     curve = epsilon_curve(group_runs(fixed.runs)[0].by_epsilon["fgsm"], pixel_accuracy)
     assert curve.x.tolist() == pytest.approx([0, 2 / 255, 8 / 255])
     assert curve.y.tolist() == pytest.approx([by_epsilon[2][8], by_epsilon[2][9], by_epsilon[8][9]])
-    (panel,) = dict(draw_figures(group_runs(results.runs)))["accuracy"].axes
+    figures = dict(draw_figures(group_runs(results.runs)))
+    (panel,) = figures["accuracy"].axes
     (dots,) = (line for line in panel.lines if line.get_marker() == "o")
     assert list(dots.get_xdata()) == pytest.approx([0, 2, 8])
     assert list(dots.get_ydata()) == curve.y.tolist()
-    (panel,) = dict(draw_figures(group_runs(results.runs)))["unbroken"].axes
+    (panel,) = figures["unbroken"].axes
     assert [text.get_text() for text in panel.texts[1:]] == ["fmn"]  # after the panel's title
     output = segprox_cli("runs", tmp_path)[1]
     assert f"{by_epsilon[2][9]:.1%} right at 2.0/255" in output

@@ -81,6 +81,17 @@ def _check_extent(content: Any, name: str) -> None:
 class _Loader(yaml.SafeLoader):
     """Reads plain data only; the last of two values for one key would win unnoticed."""
 
+    depth = 0  # of the node that is being read
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth > MOST_DEPTH:  # before all of it is read, which takes a minute for thousands of brackets
+            raise RecursionError
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
         for key, _ in node.value:
