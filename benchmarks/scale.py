@@ -139,7 +139,7 @@ def measure(code: str, *arguments: str) -> None:
     with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    title = " ".join(arguments[:1]) or code.split("\n")[0]
+    title = arguments[0] if arguments else "open the folder"
     state = "" if process.returncode == 0 else f"  exit code {process.returncode}"
     print(f"{title:<24}{used.ru_utime + used.ru_stime:>9.1f} s{used.ru_maxrss / 1e3:>9.0f} MB{state}", flush=True)
 

@@ -38,7 +38,7 @@ NOT_EXECUTED = {
     "a network and tiles": 3,
     "the hub and data": 1,
     "weights and data": 2,
-    "segprox[mmseg]": 4,
+    "segprox[mmseg]": 5,
     "segprox[hf,smp,torchvision]": 1,
     "segprox[hf,mmseg,smp,torchvision]": 1,
     "a folder with the network and the images": 2,
