@@ -14,6 +14,7 @@ from torch.nn import functional
 from segprox.bands import Range, read_range
 from segprox.devices import without_tf32
 from segprox.errors import SegproxError
+from segprox.models.outputs import fitted, looks_like_probabilities, unwrapped, within_unit_interval
 from segprox.models.windows import (
     Augmentation,
     Size,
@@ -22,14 +23,12 @@ from segprox.models.windows import (
     average_of_windows,
     checked_windows,
     places,
-    resized,
     size_of,
     views_of,
 )
 from segprox.problem import check_range
 
 OutputKind = Literal["auto", "logits", "probabilities"]
-SUM_TOLERANCE = 1e-3  # how far from 1 the sum of a softmax may be, in half precision
 
 
 class Segmenter(nn.Module):
@@ -222,7 +221,7 @@ class Segmenter(nn.Module):
         """Logits of what the network is fed, at that size or at the one of `prepared`."""
         lower = nullcontext() if autocast is None else torch.autocast(prepared.device.type, autocast)
         with self.operations, lower:
-            outputs = self._unwrap(self.model(prepared))
+            outputs = unwrapped(self.model(prepared))
         outputs = outputs.to(dtype)  # attacks compute in one precision, whatever the network's is
         if self.channels is not None:
             if max(self.channels) >= outputs.shape[1]:
@@ -230,7 +229,7 @@ class Segmenter(nn.Module):
                     f"channels {self.channels} do not fit a model with {outputs.shape[1]} output channels"
                 )
             outputs = outputs[:, self.channels]
-        outputs = _fit(self._as_logits(outputs), size_of(prepared), size or size_of(prepared))
+        outputs = fitted(self._as_logits(outputs), size_of(prepared), size or size_of(prepared))
         if outputs.shape[1] < 2:
             raise SegproxError(
                 "the model has one output channel; pass binary=True if it is the logit of the foreground class"
@@ -286,22 +285,6 @@ class Segmenter(nn.Module):
             if length not in (1, count) and (count > 1 or name == "range"):  # a grey image is all colours of a mean
                 raise SegproxError(f"images have {count} bands but {name} of the model is for {length}")
 
-    @staticmethod
-    def _unwrap(outputs: Any) -> Tensor:
-        if isinstance(outputs, dict):
-            outputs = outputs.get("out", outputs.get("logits"))
-        elif isinstance(outputs, (tuple, list)) and outputs:
-            outputs = outputs[0]
-        elif hasattr(outputs, "logits"):
-            outputs = outputs.logits
-        if not isinstance(outputs, Tensor) or outputs.ndim != 4:
-            found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise SegproxError(
-                "the model must return logits [batch, classes, height, width], as a tensor, first of a tuple, "
-                f"'out' or 'logits' of a dict, or .logits of an object, but returned {found}"
-            )
-        return outputs
-
     def _as_logits(self, outputs: Tensor) -> Tensor:
         if self.binary:
             if outputs.shape[1] != 1:
@@ -316,12 +299,12 @@ class Segmenter(nn.Module):
     def _check_output(self, logits: Tensor) -> None:
         if self.output != "auto" or logits.numel() == 0:
             return
-        if not self.binary and _looks_like_probabilities(logits):
+        if not self.binary and looks_like_probabilities(logits):
             raise SegproxError(
                 "the model seems to return probabilities (all in [0, 1] and summing to 1), which hide gradients; "
                 "return logits, or pass output='probabilities'"
             )
-        if self.binary and _within_unit_interval(logits[:, 1]):  # a logit nearly never is, on a whole image
+        if self.binary and within_unit_interval(logits[:, 1]):  # a logit nearly never is, on a whole image
             raise SegproxError(
                 "the model's one channel seems to be a probability (all in [0, 1]); return its logit, or say what it "
                 "is with output='probabilities' or output='logits'"
@@ -331,26 +314,6 @@ class Segmenter(nn.Module):
 def _padded(size: Size, multiple: int) -> Size:
     """The size with sides that are multiples."""
     return size[0] + -size[0] % multiple, size[1] + -size[1] % multiple
-
-
-def _fit(logits: Tensor, fed: Size, size: Size) -> Tensor:
-    """Logits at that `size`, from those for the size `fed` to the network."""
-    (height, width), found = fed, size_of(logits)
-    # A coarser grid must still be the same picture: the sides may differ by the rounding of a stride, no more.
-    if found[0] > height or found[1] > width or abs(found[0] * width - found[1] * height) > max(fed):
-        raise SegproxError(
-            f"the model's output is {found[0]}x{found[1]} for a {height}x{width} image: not a smaller version of it"
-        )
-    return resized(logits, size)
-
-
-def _within_unit_interval(values: Tensor) -> bool:
-    low, high = values.aminmax()
-    return bool((low >= 0) & (high <= 1 + SUM_TOLERANCE))
-
-
-def _looks_like_probabilities(values: Tensor) -> bool:
-    return _within_unit_interval(values) and bool(((values.sum(1) - 1).abs() <= SUM_TOLERANCE).all())
 
 
 def copy_wrapper(model: Segmenter) -> Segmenter:
