@@ -36,7 +36,7 @@ NOT_EXECUTED = {
     "a Ray cluster": 1,
     "chromium": 1,
     "a network and tiles": 3,
-    "the hub and data": 1,
+    "the hub and data": 2,
     "weights and data": 2,
     "segprox[mmseg]": 5,
     "segprox[hf,smp,torchvision]": 1,
