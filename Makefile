@@ -17,7 +17,7 @@ test: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term
 
 # The site, in site/: any warning is an error. EXECUTE=false leaves notebooks as they are, for drafts.
 docs: $(WRITABLE)
