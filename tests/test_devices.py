@@ -107,7 +107,7 @@ def test_attacks_find_nearly_the_same_one_by_one_and_without_float64(name, kind,
     torch.testing.assert_close(norm[here.success], here.norm[here.success], rtol=0.02, atol=1e-5)
 
 
-def per_iteration(name, num_classes=5, batch=2, lengths=(24, 30)):
+def per_iteration(name, num_classes=5, batch=2, lengths=(16, 20)):
     """Launches and waits of an iteration: those of a long run less those of a short one."""
     counts = []
     for steps in lengths:
@@ -123,7 +123,7 @@ def test_no_waits_in_the_loop(name):
     assert per_iteration(name)[1] == 0
 
 
-@pytest.mark.parametrize(("name", "lengths"), [("dag-0.001", (24, 30)), ("pgd-ce-13x40", (4, 6))])
+@pytest.mark.parametrize(("name", "lengths"), [("dag-0.001", (16, 20)), ("pgd-ce-13x40", (4, 6))])
 def test_one_wait_where_images_are_left_out(name, lengths):
     assert 0 < per_iteration(name, lengths=lengths)[1] <= 1
 
