@@ -187,4 +187,6 @@ DatasetOption = Annotated[str, typer.Option(help="See: segprox list datasets.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results; the same one again resumes.")]
 RetryOption = Annotated[bool, typer.Option("--retry-errors", help="Try images again that could not be attacked.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it may take, and stop.")]
-LogOption = Annotated[Log, typer.Option("--log", help="A bar, nothing but the result, or a JSON object per line.")]
+LogOption = Annotated[
+    Log, typer.Option("--log", help="A bar; nothing but errors, and the table of an audit; or a JSON object per line.")
+]
